@@ -1,0 +1,229 @@
+"""The contract between Turnlock and one CRM.
+
+An adapter is stateless: the :class:`adapters.client.Client` that carries its calls is handed in, as is `now`.
+What a CRM cannot do is a missing :class:`Capability`, never an ``if vendor``. Every adapter inherits the
+conformance suite in ``tests/adapters/conformance.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+from routing.model import AgentSeen, Lead, UnassignedDefinition
+
+if TYPE_CHECKING:
+    from adapters.client import Client
+
+_SLUG = re.compile(r"[a-z0-9_]{1,60}")
+
+
+class _Declared(Exception):
+    """An error with a reason slug: the only text of it that may reach a log."""
+
+    def __init__(self, reason: str) -> None:
+        if not _SLUG.fullmatch(reason):
+            raise ValueError(f"reason must match {_SLUG.pattern}, not {reason!r}")
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Rejected(_Declared):
+    """The delivery is not proven to come from the CRM: answered 401, nothing stored."""
+
+
+class Unreadable(_Declared):
+    """The delivery is genuine but its body cannot be read: stored and parked, answered 2xx."""
+
+
+class Capability(StrEnum):
+    """What a CRM can do. Declared in manifest.json, checked against the adapter."""
+
+    SIGNED_WEBHOOKS = "signed_webhooks"
+    SIGNED_TIME = "signed_time"
+    TENANT_SECRET = "tenant_secret"  # noqa: S105 - a word, not a secret
+    EVENT_ID = "event_id"
+    COMPLETE_PAYLOAD = "complete_payload"
+    BATCH_DELIVERY = "batch_delivery"
+    BATCH_READ = "batch_read"
+    WEBHOOK_API = "webhook_api"
+    CONDITIONAL_WRITE = "conditional_write"
+    WRITE_ANSWERS_OWNER = "write_answers_owner"
+    NULL_OWNER = "null_owner"
+    NOTES = "notes"
+    COLLABORATORS = "collaborators"
+    AGENT_PAUSE = "agent_pause"
+    SWEEP = "sweep"
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookRequest:
+    """One HTTP request of a CRM as received. ``headers`` has lower-case names; ``body`` is the raw bytes."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class EventKind(StrEnum):
+    """What an event tells about one lead."""
+
+    LEAD_CREATED = "lead_created"
+    LEAD_CHANGED = "lead_changed"
+    LEAD_DELETED = "lead_deleted"
+    INQUIRY = "inquiry"  # ``ref`` names a vendor object that must be resolved to a lead first
+    UNKNOWN = "unknown"  # answered 2xx and ignored
+    UNREADABLE = "unreadable"  # this element is parked, its neighbours are not
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that a delivery tells about one lead.
+
+    ``key`` names the event for ever when ``key_is_final`` (the vendor's own event id); otherwise it only joins it
+    with an equal event that no worker has claimed yet. ``lead`` is set when the payload holds the whole lead.
+    ``problem`` is a reason slug, for ``UNREADABLE`` only.
+    """
+
+    kind: EventKind
+    key: str
+    key_is_final: bool = True
+    ref: str | None = None
+    lead: Lead | None = None
+    occurred_at: datetime | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerWrite:
+    """What a CRM answered to an owner write.
+
+    ``owner_ref`` is the owner that the answer itself shows (None: nobody). It counts only where the adapter has
+    ``WRITE_ANSWERS_OWNER``; elsewhere the caller reads the lead again. ``conflict`` means that a conditional
+    write found someone else's change and wrote nothing.
+    """
+
+    owner_ref: str | None = None
+    conflict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A webhook subscription at the CRM, as its API shows it."""
+
+    hook_ref: str
+    topic: str
+    url: str
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """What :meth:`Adapter.subscribe` left behind: hooks that stand now and what a human must still do."""
+
+    hooks: tuple[Hook, ...] = ()
+    by_hand: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a connection check: ``where: what; how to fix``. ``fix`` is empty when ``ok``."""
+
+    where: str
+    ok: bool
+    what: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a tenant configured for its CRM: plain parameters and opened secrets, by the manifest's names."""
+
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class Adapter(ABC):
+    """The code for one CRM. Subclasses hold tables and pure functions, no state."""
+
+    name: ClassVar[str]
+    capabilities: ClassVar[frozenset[Capability]]
+    default_base_url: ClassVar[str | None]
+    hook_secret: ClassVar[str]  # the manifest's name of the secret that signs deliveries
+    topics: ClassVar[Mapping[str, EventKind]]
+    missing_is_final_after: ClassVar[float] = 0.0  # seconds for which a 404 may mean "not readable yet"
+    max_batch: ClassVar[int] = 1  # leads per read call
+
+    # -- inbound: pure and bounded ------------------------------------------------------------------------
+    @abstractmethod
+    def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
+        """Raise :class:`Rejected` unless one of `secrets` proves `request`. No secret proves nothing."""
+
+    @abstractmethod
+    def parse(self, request: WebhookRequest) -> list[Event]:
+        """Events of a verified delivery, in its order. Raises :class:`Unreadable` when nothing can be told."""
+
+    def acknowledgement(self) -> tuple[str, str]:
+        """Body and content type that this CRM expects with a 2xx."""
+        return "", "text/plain"
+
+    # -- outbound: through the client ---------------------------------------------------------------------
+    @abstractmethod
+    def headers(self, credentials: Credentials) -> Mapping[str, str]:
+        """Headers that identify and authorise every request."""
+
+    @abstractmethod
+    def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:
+        """The leads with these refs as they are now; one that the CRM does not show is absent from the answer."""
+
+    def resolve(self, client: Client, ref: str) -> str | None:
+        """Lead ref behind an ``INQUIRY`` ref, or None when it is gone."""
+        return ref
+
+    @abstractmethod
+    def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
+        """Make `agent_ref` the owner of `lead` (as just read). Idempotent by value."""
+
+    def add_collaborator(self, client: Client, lead: Lead, agent_ref: str) -> None:
+        """Add `agent_ref` as a collaborator, keeping those already there."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.COLLABORATORS}")
+
+    def find_note(self, client: Client, ref: str, marker: str) -> bool:
+        """Whether a note holding `marker` is already on the lead."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.NOTES}")
+
+    def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
+        """Put a note on the lead. Not idempotent: callers look with :meth:`find_note` before a repeat."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.NOTES}")
+
+    @abstractmethod
+    def list_agents(self, client: Client) -> Iterator[AgentSeen]:
+        """Every agent, deactivated ones included, each once."""
+
+    @abstractmethod
+    def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
+        """One agent as they are now, or None when the CRM has no such agent."""
+
+    @abstractmethod
+    def unassigned_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """Pages of refs of leads created since `since` that look unassigned. Ids only: callers read each again."""
+
+    @abstractmethod
+    def subscribe(self, client: Client, url: str) -> Subscribed:
+        """Reconcile: exactly our active hooks at `url` for every topic, stale ones of ours removed."""
+
+    @abstractmethod
+    def unsubscribe(self, client: Client, url: str) -> int:
+        """Remove our hooks at `url`; how many there were."""
+
+    @abstractmethod
+    def check(self, client: Client, url: str | None) -> list[Finding]:
+        """Prove the connection with read-only calls. Problems are findings, not exceptions."""
