@@ -156,14 +156,17 @@ class Adapter(ABC):
     capabilities: ClassVar[frozenset[Capability]]
     default_base_url: ClassVar[str | None]
     hook_secret: ClassVar[str]  # the manifest's name of the secret that signs deliveries
-    topics: ClassVar[Mapping[str, EventKind]]
+    topics: ClassVar[Mapping[str, EventKind]]  # what is subscribed to; `parse` may know more
     missing_is_final_after: ClassVar[float] = 0.0  # seconds for which a 404 may mean "not readable yet"
     max_batch: ClassVar[int] = 1  # leads per read call
 
     # -- inbound: pure and bounded ------------------------------------------------------------------------
     @abstractmethod
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
-        """Raise :class:`Rejected` unless one of `secrets` proves `request`. No secret proves nothing."""
+        """Raise :class:`Rejected` unless one of `secrets` proves `request`. No secret proves nothing.
+
+        Secrets are the bytes of the text that was configured, with any prefix it has.
+        """
 
     @abstractmethod
     def parse(self, request: WebhookRequest) -> list[Event]:

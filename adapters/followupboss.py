@@ -1,0 +1,401 @@
+"""Follow Up Boss, API v1.
+
+Pages (https://docs.followupboss.com/reference/...): webhooks-guide, webhooks-post, identification, authentication,
+people-get, people-id-put, events-get, notes-post, users-get, pagination, common-filters, rate-limiting, identity.
+
+What shapes this module: deliveries hold ids only, so every event is read again; the signature covers the *base64
+text* of the body and no time, with one key for the whole product (``system_key``); an owner write answers the whole
+person; there is no conditional write. A limit answer (429) means "not processed"; owner writes are limited to 25 in
+10 seconds per account.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
+
+from adapters import payload
+from adapters.base import (
+    Adapter,
+    Capability,
+    Credentials,
+    Event,
+    EventKind,
+    Finding,
+    Hook,
+    OwnerWrite,
+    Rejected,
+    Subscribed,
+    Unreadable,
+    WebhookRequest,
+)
+from adapters.outcome import CrmError, Fault
+from adapters.payload import Fields
+from adapters.upkeep import MAX_PAGES, agents, clock, hooks_alive, http_date, pages, probe, reconcile, unless_gone
+from routing.model import AgentSeen, Lead, UnassignedDefinition
+
+if TYPE_CHECKING:
+    from adapters.client import Answer, Client
+    from adapters.upkeep import Next
+
+# https://docs.followupboss.com/reference/webhooks-guide (a merge has no event of its own)
+_KINDS: Mapping[str, EventKind] = MappingProxyType(
+    {
+        "peopleCreated": EventKind.LEAD_CREATED,
+        "peopleUpdated": EventKind.LEAD_CHANGED,
+        "peopleStageUpdated": EventKind.LEAD_CHANGED,
+        "peopleTagsCreated": EventKind.LEAD_CHANGED,
+        "peopleDeleted": EventKind.LEAD_DELETED,
+        "eventsCreated": EventKind.INQUIRY,
+    }
+)
+# peopleUpdated tells of stages and tags too, so their own events would only double the calls.
+_TOPICS = ("peopleCreated", "peopleUpdated", "peopleDeleted", "eventsCreated")
+_HEX = re.compile(r"[0-9a-f]{64}")
+_PAGE = 100  # https://docs.followupboss.com/reference/pagination: default 10, at most 100
+_ROW_FIELDS = "id,created,assignedUserId,assignedPondId"
+# The zone of createdAfter is not documented. A day of margin covers every zone; the own comparison is exact.
+_ZONE_MARGIN = timedelta(days=1)
+_LAG = timedelta(seconds=120)  # in which the CRM's own lead flow may still be choosing somebody
+_UNCLAIMED = "/people/unclaimed"
+
+T = TypeVar("T")
+
+
+class FollowUpBoss(Adapter):
+    """See the module's text."""
+
+    name = "followupboss"
+    capabilities = frozenset(
+        {
+            Capability.SIGNED_WEBHOOKS,
+            Capability.EVENT_ID,
+            Capability.BATCH_DELIVERY,
+            Capability.BATCH_READ,
+            Capability.WEBHOOK_API,
+            Capability.WRITE_ANSWERS_OWNER,
+            Capability.NULL_OWNER,
+            Capability.NOTES,
+            Capability.AGENT_PAUSE,
+            Capability.SWEEP,
+        }
+    )
+    default_base_url = "https://api.followupboss.com/v1"
+    hook_secret = "system_key"  # noqa: S105 - the name of a secret
+    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({t: _KINDS[t] for t in _TOPICS})
+    missing_is_final_after = 120.0  # a new person is not readable while lead flow runs
+    max_batch = _PAGE
+
+    def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
+        """``FUB-Signature``: lower-case hex HMAC-SHA256 of the base64 text of the body. No time is signed."""
+        keys = [s for s in secrets if s]
+        if not keys:
+            raise Rejected("no_secret")
+        given = request.headers.get("fub-signature", "").strip().lower()
+        if not given:
+            raise Rejected("no_signature")
+        if not _HEX.fullmatch(given):
+            raise Rejected("bad_signature")
+        signed = base64.b64encode(request.body)
+        wanted = [hmac.new(key, signed, hashlib.sha256).hexdigest().encode() for key in keys]
+        if not any(hmac.compare_digest(want, given.encode()) for want in wanted):
+            raise Rejected("bad_signature")
+
+    def parse(self, request: WebhookRequest) -> list[Event]:
+        """One event per id of ``resourceIds``; ``data`` and ``uri`` are never used."""
+        body = payload.read_json(request.body)
+        if not isinstance(body, list):
+            return _events(body)
+        digest = hashlib.sha256(request.body).hexdigest()
+        events: list[Event] = []
+        for position, element in enumerate(body):  # seen in a forum post: the object wrapped in a list
+            try:
+                events += _events(element)
+            except Unreadable as error:
+                events.append(Event(EventKind.UNREADABLE, f"{digest}:{position}", problem=error.reason))
+        return events
+
+    def headers(self, credentials: Credentials) -> Mapping[str, str]:
+        """An OAuth token where there is one, else the API key as the user name of HTTP Basic."""
+        secrets, found = credentials.secrets, {"X-System": credentials.parameters.get("system") or "Turnlock"}
+        if key := secrets.get("system_key"):
+            found["X-System-Key"] = key
+        if token := secrets.get("access_token"):
+            found["Authorization"] = f"Bearer {token}"
+        elif api_key := secrets.get("api_key"):
+            found["Authorization"] = "Basic " + base64.b64encode(f"{api_key}:".encode()).decode()
+        return found
+
+    def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:
+        """Read people by id, 100 per call.
+
+        A person is an unclaimed offer exactly when the list shows them with ``includeUnclaimed`` and not without.
+        So only those missing from the plain list are asked for again, and those found then are looked up plainly
+        once more: one who merely became readable in between is no offer. People in the trash are not asked for
+        (``includeTrash``): nobody is to receive them.
+        """
+        people: dict[str, Lead] = {}
+        refs = list(dict.fromkeys(r for r in refs if r.isascii() and r.isdigit()))
+        for start in range(0, len(refs), _PAGE):
+            batch = refs[start : start + _PAGE]
+            shown = _people(client, batch)
+            hidden = _people(client, [r for r in batch if r not in shown], includeUnclaimed="true")
+            offers = {r: replace(lead, unclaimed=True) for r, lead in hidden.items()}
+            people |= shown | offers | _people(client, list(offers))
+        return people
+
+    def resolve(self, client: Client, ref: str) -> str | None:
+        """The person behind an inquiry (``GET /events/:id``; its limit is 20 calls in 10 seconds)."""
+        answer = unless_gone(lambda: client.get(f"/events/{payload.ref(ref)}"))
+        if answer is None:
+            return None
+        with answer.reading():
+            return Fields(answer.data, strict=False).optional_ref("personId")
+
+    def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
+        """``PUT /people/:id`` with ``assignedUserId`` alone: lists that are sent along would be replaced."""
+        answer = client.put(f"/people/{payload.ref(lead.ref)}", json={"assignedUserId": int(agent_ref)})
+        with answer.reading(write=True):
+            person = Fields(answer.data, strict=False)
+            if person.ref("id") != lead.ref or not person.has("assignedUserId"):
+                raise Unreadable("wrong_type")  # not the person as stored, so nothing is proven
+            return OwnerWrite(owner_ref=person.optional_ref("assignedUserId"))
+
+    def find_note(self, client: Client, ref: str, marker: str) -> bool:
+        """Lists come newest first, so a note of ours is on the first page as a rule; ten pages are looked at."""
+        found = _pages(client, "/notes", {"personId": ref}, lambda n: f"{n.text('subject')} {n.text('body')}", most=10)
+        return any(marker in text for page in found for text in page)
+
+    def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
+        """``POST /notes``, plain text; limited to 10 writes in 10 seconds."""
+        client.post("/notes", json={"personId": int(ref), "subject": subject, "body": body, "isHtml": False})
+
+    def list_agents(self, client: Client) -> Iterator[AgentSeen]:
+        """All users, deleted ones included."""
+        seen: set[str] = set()
+        for page in _pages(client, "/users", {"includeDeleted": "true"}, _agent):
+            for agent in page:
+                if agent.ref not in seen:
+                    seen.add(agent.ref)
+                    yield agent
+
+    def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
+        """``GET /users/:id``."""
+        answer = unless_gone(lambda: client.get(f"/users/{payload.ref(ref)}"))
+        if answer is None:
+            return None
+        with answer.reading():
+            return _agent(Fields(answer.data, strict=False))
+
+    def unassigned_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """Newest first, filtered here: no server filter for "nobody" is documented.
+
+        Rows younger than the parameter ``sweep_min_age`` (seconds, default 120) are left to the next sweep.
+        """
+        newest = client.now() - payload.seconds(client.credentials.parameters.get("sweep_min_age"), _LAG)
+        after = (since.astimezone(UTC) - _ZONE_MARGIN).strftime("%Y-%m-%d %H:%M:%S")
+        base = {"sort": "-created", "createdAfter": after, "fields": _ROW_FIELDS}
+        listings = [("/people", base)]
+        # The filter by pond is reported unreliable, so it only adds to the plain list and its rows are checked too.
+        listings += [("/people", base | {"assignedPondId": pond}) for pond in sorted(definition.pond_refs)]
+        if definition.include_unclaimed:
+            listings.append((_UNCLAIMED, {"fields": _ROW_FIELDS}))
+        seen: set[str] = set()
+        for path, params in listings:
+            for rows in _pages(client, path, params, _lead):
+                dated = [(lead, lead.created_at or since) for lead in rows]
+                found = [
+                    lead.ref
+                    for lead, created in dated
+                    if since <= created <= newest and (path == _UNCLAIMED or definition.covers(lead))
+                ]
+                if fresh := [ref for ref in dict.fromkeys(found) if ref not in seen]:
+                    seen.update(fresh)
+                    yield fresh
+                if path != _UNCLAIMED and any(created < since for _, created in dated):
+                    break  # sorted: all further rows are older, should the server have ignored createdAfter
+
+    def subscribe(self, client: Client, url: str) -> Subscribed:
+        """One hook per topic, https only. At most two per event and system may stand on an account."""
+        if urlsplit(url).scheme != "https" and client.base_url.startswith("https:"):  # a sandbox on http takes http
+            return Subscribed(by_hand=("TURNLOCK_PUBLIC_URL: Follow Up Boss calls https addresses only; set one",))
+        return reconcile(
+            _hooks(client),
+            url,
+            _TOPICS,
+            create=lambda topic: _written(client.post("/webhooks", json={"event": topic, "url": url})),
+            enable=lambda hook: _written(client.put(f"/webhooks/{hook.hook_ref}", json={"status": "Active"})),
+            remove=lambda hook: _remove(client, hook),
+        )
+
+    def unsubscribe(self, client: Client, url: str) -> int:
+        """Remove every hook at exactly `url`."""
+        return sum(_remove(client, hook) for hook in _hooks(client) if hook.url == url)
+
+    def check(self, client: Client, url: str | None) -> list[Finding]:
+        """Account, clock, agents, and hooks, which only the account owner's key can read.
+
+        ``/me`` is never called: it answers the caller's API key.
+        """
+
+        def account() -> Iterator[Finding]:
+            answer = client.get("/identity")
+            with answer.reading():
+                who = Fields(answer.data, strict=False)
+                about, user = who.object("account"), who.object("user")
+                what = f"{about.text('domain') or 'account'} {about.ref('id')}"
+            yield Finding("account", True, what)
+            if user.flag("isOwner") is False:
+                yield Finding("key", False, "not the account owner's", "connect with the API key of the owner")
+            yield clock(http_date(answer.headers.get("Date")), client.now())
+
+        return [
+            *probe("account", account),
+            *probe("agents", lambda: [agents(sum(a.active for a in self.list_agents(client)))]),
+            *probe("hooks", lambda: [hooks_alive(_hooks(client), url, _TOPICS)]),
+        ]
+
+
+def _events(element: Any) -> list[Event]:
+    body = Fields(element, strict=True)
+    topic = body.text("event") or body.text("type")  # ``type``: seen in one third-party library
+    if topic is None:
+        raise payload.missing("event")
+    if topic not in _KINDS:
+        return [Event(EventKind.UNKNOWN, f"unknown:{str(element.get('eventId'))[:100]}")]
+    event_id = body.required_text("eventId")
+    if not body.has("resourceIds"):
+        raise payload.missing("resourceIds")
+    occurred_at = Fields(element, strict=False).time("eventCreated")
+    events: dict[str, Event] = {}
+    for position, value in enumerate(body.items("resourceIds")):
+        try:
+            ref = str(int(payload.ref(value)))  # ids are whole numbers
+            events.setdefault(ref, Event(_KINDS[topic], f"{event_id}:{ref}", ref=ref, occurred_at=occurred_at))
+        except (Unreadable, ValueError):
+            key = f"{event_id}:at{position}"
+            events[key] = Event(EventKind.UNREADABLE, key, occurred_at=occurred_at, problem="wrong_type")
+    return list(events.values())
+
+
+def _lead(person: Fields) -> Lead:
+    """https://docs.followupboss.com/reference/people-id-get; the address is the contact's, its zip is ``code``."""
+    tags = person.texts("tags", "name")  # texts, or objects with a name
+    filled = (a for a in person.objects("addresses") if any(a.text(k) for k in ("city", "state", "code", "street")))
+    address = next(filled, Fields({}, strict=False))
+    ponds = [p.optional_ref("id") for key in ("ponds", "assignedPonds") for p in person.objects(key)]
+    emails = sorted(person.objects("emails"), key=lambda e: not e.flag("isPrimary"))
+    phones = sorted(person.objects("phones"), key=lambda p: not p.flag("isPrimary"))
+    return Lead(
+        ref=person.ref("id"),
+        owner_ref=person.optional_ref("assignedUserId"),
+        pond_ref=person.optional_ref("assignedPondId") or next((p for p in ponds if p), None),
+        collaborator_refs=payload.unique(
+            c.optional_ref("id") for c in person.objects("collaborators") if not c.flag("assigned")
+        ),
+        source=person.text("source"),
+        type=person.text("type") or ("Seller" if "seller" in {t.casefold() for t in tags} else None),
+        stage=person.text("stage"),
+        price=person.number("price") or None,  # 0 stands for "not filled"
+        street=address.text("street"),
+        city=address.text("city"),
+        state=address.text("state"),
+        zip=address.text("code"),
+        country=address.text("country"),
+        language=person.text("customPreferredLanguage"),
+        tags=tags,
+        emails=payload.unique(payload.email(e.text("value") or "") for e in emails),
+        phones=payload.unique(payload.phone(p.text("normalized") or p.text("value") or "") for p in phones),
+        custom=MappingProxyType(person.scalars(k for k in person.data if k.startswith("custom"))),
+        created_at=person.time("created"),
+        updated_at=person.time("updated"),
+        name=person.text("name"),
+    )
+
+
+def _agent(user: Fields) -> AgentSeen:
+    """https://docs.followupboss.com/reference/users-get: ``status`` Active, Invited or Deleted."""
+    return AgentSeen(
+        ref=user.ref("id"),
+        name=user.text("name") or user.ref("id"),
+        email=user.text("email"),
+        active=user.text("status") == "Active" and user.text("role") != "Lender",
+        paused=bool(user.flag("pauseLeadDistribution")),
+        zone=user.zone("timezone"),
+    )
+
+
+def _hook(hook: Fields) -> Hook:
+    return Hook(hook.ref("id"), hook.text("event") or "", hook.text("url") or "", hook.text("status") == "Active")
+
+
+def _written(answer: Answer) -> Hook:
+    with answer.reading(write=True):
+        return _hook(Fields(answer.data, strict=False))
+
+
+def _hooks(client: Client) -> list[Hook]:
+    return [hook for page in _pages(client, "/webhooks", {}, _hook) for hook in page]
+
+
+def _remove(client: Client, hook: Hook) -> bool:
+    return unless_gone(lambda: client.delete(f"/webhooks/{hook.hook_ref}")) is not None
+
+
+def _people(client: Client, refs: Sequence[str], **options: str) -> dict[str, Lead]:
+    if not refs:
+        return {}
+    params = {"id": ",".join(refs), "fields": "allFields", "limit": str(_PAGE), **options}
+    try:
+        answer = client.get("/people", params=params)
+    except CrmError as error:
+        half = len(refs) // 2
+        if error.fault is not Fault.TOO_BIG or not half:
+            raise
+        return _people(client, refs[:half], **options) | _people(client, refs[half:], **options)
+    with answer.reading():
+        leads = [_lead(p) for p in _rows(Fields(answer.data, strict=False))]
+    return {lead.ref: lead for lead in leads if lead.ref in refs}
+
+
+def _rows(data: Fields) -> list[Fields]:
+    """The list of an answer: named by ``_metadata.collection``, else the only list there is."""
+    name = data.object("_metadata").text("collection")
+    if name is None or name not in data.data:
+        lists = [k for k, v in data.data.items() if isinstance(v, list)]
+        if len(lists) != 1:
+            raise Unreadable("wrong_type")
+        name = lists[0]
+    return data.objects(name)
+
+
+def _pages(
+    client: Client, path: str, params: Mapping[str, str], make: Callable[[Fields], T], most: int = MAX_PAGES
+) -> Iterator[list[T]]:
+    """A list by ``_metadata.next``, else ``nextLink``, else by offset while ``total`` says that there is more."""
+    base = {"limit": str(_PAGE), **params}
+    got = 0
+
+    def read(data: Fields) -> tuple[list[T], Next | None]:
+        nonlocal got
+        rows = [make(row) for row in _rows(data)]
+        got += len(rows)
+        meta = data.object("_metadata")
+        if token := meta.text("next"):
+            return rows, (path, base | {"next": token})
+        if link := meta.text("nextLink"):
+            return rows, (link, {})
+        total = meta.number("total") if rows else None
+        return rows, (path, base | {"offset": str(got)}) if total is not None and got < total else None
+
+    return pages(lambda link, query: client.get(link, params=query), (path, base), read, most)

@@ -1,0 +1,33 @@
+"""The adapters there are, by name. A new CRM is one module, one fixture folder, one manifest entry, and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from adapters.base import Adapter
+from adapters.followupboss import FollowUpBoss
+from adapters.generic import Generic
+
+_ADAPTERS: Mapping[str, Adapter] = MappingProxyType({a.name: a for a in (FollowUpBoss(), Generic())})
+
+
+class UnknownAdapter(LookupError):
+    """No adapter has this name; the text lists those there are."""
+
+
+def names() -> tuple[str, ...]:
+    """Names of all adapters, sorted."""
+    return tuple(sorted(_ADAPTERS))
+
+
+def adapter(name: str) -> Adapter:
+    """The adapter called `name`. Adapters hold no state, so one serves everybody.
+
+    Raises:
+        UnknownAdapter: there is none.
+    """
+    try:
+        return _ADAPTERS[name]
+    except KeyError:
+        raise UnknownAdapter(f"crm: {name[:60]!r} is not known; use one of {', '.join(names())}") from None

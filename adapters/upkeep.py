@@ -1,0 +1,143 @@
+"""What adapters share around lists, subscriptions and connection checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, TypeVar
+
+from adapters.base import Finding, Hook, Subscribed, Unreadable
+from adapters.outcome import CrmError, Outcome
+from adapters.payload import Fields
+
+if TYPE_CHECKING:
+    from adapters.client import Answer
+
+T = TypeVar("T")
+Next = tuple[str, Mapping[str, str]]  # path and query of one page
+
+MAX_PAGES = 1000
+MAX_SKEW = 60.0  # seconds between the CRM's clock and ours before a check complains
+
+
+def http_date(value: str | None) -> datetime | None:
+    """The time of an HTTP date (RFC 9110, 5.6.7) as aware UTC, None when there is none that can be read."""
+    try:
+        found = parsedate_to_datetime(value or "")
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError, IndexError):
+        return None
+
+
+def pages(
+    get: Callable[[str, Mapping[str, str]], Answer],
+    first: Next,
+    read: Callable[[Fields], tuple[list[T], Next | None]],
+    most: int = MAX_PAGES,
+) -> Iterator[list[T]]:
+    """The pages of a list, at most `most`. `read` makes of an answer its rows and the path and query of the next page.
+
+    Raises:
+        CrmError: also when a page leads back to one already read, since the list would never end.
+    """
+    seen: list[Next] = []
+    following: Next | None = first
+    for _ in range(most):
+        if following is None:
+            return
+        seen.append(following)
+        answer = get(*following)
+        with answer.reading():
+            rows, following = read(Fields(answer.data, strict=False))
+            if following in seen:
+                raise Unreadable("endless_list")
+        yield rows
+
+
+def unless_gone(call: Callable[[], Answer]) -> Answer | None:
+    """The answer, or None when the CRM has no such object (any more)."""
+    try:
+        return call()
+    except CrmError as error:
+        if error.outcome is not Outcome.GONE:
+            raise
+        return None
+
+
+def ours(hooks: Iterable[Hook], url: str) -> list[Hook]:
+    """Hooks of this installation: at the address of `url` but for the last part, the tenant's token."""
+    site = url.rpartition("/")[0] + "/"
+    return [h for h in hooks if h.url.rpartition("/")[0] + "/" == site]
+
+
+def reconcile(
+    hooks: Iterable[Hook],
+    url: str,
+    topics: Iterable[str],
+    *,
+    create: Callable[[str], Hook],
+    enable: Callable[[Hook], Hook],
+    remove: Callable[[Hook], object],
+) -> Subscribed:
+    """Leave exactly one active hook of ours at `url` for each topic; hooks of others are not touched.
+
+    Stale ones go first, because CRMs limit how many may stand. A hook that the CRM refuses is told in ``by_hand``.
+
+    Raises:
+        CrmError: any other failure; running it again continues where it stopped.
+    """
+    topics = list(topics)
+    kept: dict[str, Hook] = {}
+    for hook in sorted(ours(hooks, url), key=lambda h: not h.active):
+        if hook.url == url and hook.topic in topics and hook.topic not in kept:
+            kept[hook.topic] = hook
+        else:
+            remove(hook)
+    by_hand = []
+    for topic in topics:
+        try:
+            if topic not in kept:
+                kept[topic] = create(topic)
+            elif not kept[topic].active:
+                kept[topic] = enable(kept[topic])
+        except CrmError as error:
+            if error.outcome is not Outcome.REFUSED:
+                raise
+            by_hand.append(f"{topic}: the CRM refuses this hook ({error.status}); remove one that is no longer used")
+    return Subscribed(tuple(kept[t] for t in topics if t in kept), tuple(by_hand))
+
+
+def probe(where: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """The findings of `look`; a failed call is one too, so one check reports every problem."""
+    found: list[Finding] = []
+    try:
+        found.extend(look())
+    except CrmError as error:
+        found.append(Finding(where, False, str(error.status or error.fault or error.outcome), error.text))
+    return found
+
+
+def clock(theirs: datetime | None, here: datetime) -> Finding:
+    """Whether the CRM's clock and ours agree to a minute; signatures and sweeps depend on it."""
+    if theirs is None:
+        return Finding("clock", True, "the CRM does not tell its time")
+    skew = abs((theirs - here).total_seconds())
+    fix = "" if skew <= MAX_SKEW else "synchronise this computer's clock (NTP)"
+    return Finding("clock", not fix, f"{skew:.0f} s apart from the CRM's", fix)
+
+
+def agents(active: int) -> Finding:
+    """Whether anybody can receive leads."""
+    fix = "" if active else "connect with a user who sees all agents, and activate some in the CRM"
+    return Finding("agents", active > 0, f"{active} active", fix)
+
+
+def hooks_alive(hooks: Iterable[Hook], url: str | None, topics: Iterable[str]) -> Finding:
+    """Whether every topic has an active hook at `url`; without `url` only that hooks can be read."""
+    if url is None:
+        return Finding("hooks", True, "readable")
+    alive = {h.topic for h in hooks if h.active and h.url == url}
+    lacking = sorted(set(topics) - alive)
+    what = f"no active hook for {', '.join(lacking)}" if lacking else "all active"
+    return Finding("hooks", not lacking, what, "subscribe again" if lacking else "")

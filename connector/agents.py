@@ -1,0 +1,77 @@
+"""Agents as the CRM shows them, kept in step. A sync never undoes what the admin set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from connector import work
+from connector.database import new_id
+from connector.runtime import Runtime
+from routing import tables as t
+from routing.model import AgentSeen, Flag
+from routing.skips import known_zone
+
+#: Writes in a row that the CRM accepted without keeping the agent; after these only a human lets them back.
+MAX_REFUSALS = 3
+
+
+def keep_agents(
+    runtime: Runtime, conn: sa.Connection, tenant_id: UUID, seen: Iterable[AgentSeen], now: datetime
+) -> dict[str, int]:
+    """Store what a reading of the CRM's agents shows; counts of ``new``, ``changed`` and ``same``.
+
+    An agent seen active after a refusal may receive leads again, unless the CRM refused them too often in a row.
+    Wakes the held leads when somebody may have become available.
+    """
+    r, a = t.agent_refs.c, t.agents.c
+    skips = Flag.SKIPS in runtime.stages(conn)
+    columns = [r.ref, a.agent_id, a.name, a.email, a.active, a.refused_at, a.refusals]
+    columns += [a.paused_by_crm, a.zone] if skips else []
+    known = {
+        row.ref: row
+        for row in conn.execute(
+            sa.select(*columns)
+            .join(t.agents, (a.tenant_id == r.tenant_id) & (a.agent_id == r.agent_id))
+            .where(r.tenant_id == tenant_id)
+        )
+    }
+    counts = {"new": 0, "changed": 0, "same": 0}
+    better = False
+    for agent in sorted(seen, key=lambda x: x.ref.encode("utf-8")):
+        row = known.get(agent.ref)
+        values: dict[str, Any] = {"active": agent.active}
+        if agent.name:
+            values |= {"name": agent.name, "email": agent.email}
+        if skips:
+            values["paused_by_crm"] = agent.paused
+            if agent.zone and known_zone(agent.zone) and (row is None or row.zone == "UTC"):
+                values["zone"] = agent.zone  # the configuration's zone, once set, is the admin's word
+        if row is None:
+            counts["new"] += 1
+            agent_id = new_id()
+            conn.execute(
+                sa.insert(t.agents).values(
+                    tenant_id=tenant_id, agent_id=agent_id, seen_at=now, **({"name": agent.ref} | values)
+                )
+            )
+            conn.execute(sa.insert(t.agent_refs).values(tenant_id=tenant_id, ref=agent.ref, agent_id=agent_id))
+            continue
+        back = agent.active and row.refused_at is not None and row.refusals < MAX_REFUSALS
+        if back:
+            values["refused_at"] = None
+        changed = back or any(getattr(row, name) != value for name, value in values.items())
+        counts["changed" if changed else "same"] += 1
+        better = better or (changed and agent.active and not agent.paused)
+        conn.execute(
+            sa.update(t.agents)
+            .where(a.tenant_id == tenant_id, a.agent_id == row.agent_id)
+            .values(seen_at=now, **values)
+        )
+    if better:
+        work.want(conn, tenant_id, "held")
+    return counts

@@ -1,0 +1,249 @@
+"""A tenant's rules, queues, members and working hours as one YAML file.
+
+:func:`parse` reads a file against the agents that the CRM has and reports everything that is wrong with it at once,
+each with its line. :func:`export` writes a configuration as text that parses to the same; :func:`digest` tells whether
+two mean the same. Every key is described in docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import yaml
+
+from connector.config_build import Builder, Directory
+from connector.config_model import (
+    AgentFacts,
+    Config,
+    ConfigNote,
+    ConfigTarget,
+    KnownAgent,
+    Member,
+    NobodyPolicy,
+    QueueConfig,
+    Released,
+    RuleConfig,
+)
+from connector.config_yaml import ConfigProblem, ConfigProblems, read
+from routing.model import Hours, Role, Rule, Target, TargetKind, WhenNobody
+from routing.rule_lint import lint_rules
+from routing.skips import DAYS
+
+__all__ = [
+    "AgentFacts",
+    "Config",
+    "ConfigNote",
+    "ConfigProblem",
+    "ConfigProblems",
+    "ConfigTarget",
+    "KnownAgent",
+    "Member",
+    "NobodyPolicy",
+    "QueueConfig",
+    "Released",
+    "RuleConfig",
+    "digest",
+    "export",
+    "parse",
+    "warnings",
+]
+
+_HEADER = """\
+# Turnlock: rules, queues and members of one account. Rules are tried from the top; the first that matches decides.
+# Every key is explained in docs/configuration.md. Comments do not survive an export.
+"""
+
+
+def parse(text: str | bytes, *, known_agents: Iterable[KnownAgent], capabilities: frozenset[str]) -> Config:
+    """The configuration that `text` (bytes: UTF-8) describes, its agents found among `known_agents`.
+
+    `capabilities` are those of the tenant's CRM (:class:`adapters.base.Capability`); what it cannot do is refused.
+
+    Raises:
+        ConfigProblems: the text cannot be used. Holds every problem with line, column, path and remedy.
+    """
+    root, problems = read(text)
+    if root is None:
+        raise ConfigProblems(problems)
+    builder = Builder(root, known_agents, capabilities)
+    config = builder.build()
+    # What cannot be read as YAML looks wrong to the later checks too; the first finding says it better.
+    broken = {(problem.line, problem.column) for problem in problems}
+    problems += [problem for problem in builder.problems if (problem.line, problem.column) not in broken]
+    if problems:
+        raise ConfigProblems(problems)
+    return config
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes every value out (aliases are not read) and numbers as :func:`connector.config_yaml.typed` reads them."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _number(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:float", format(Decimal(repr(value)), "f"))
+
+
+_Dumper.add_representer(float, _number)
+
+
+def export(config: Config, agents: Iterable[KnownAgent]) -> str:
+    """`config` as YAML that :func:`parse` reads back to an equal configuration, given the same `agents`.
+
+    Agents are named by email where that names only them, otherwise by CRM id. Raises LookupError if `config` holds an
+    agent who is not among `agents`.
+    """
+    directory = Directory(agents)
+    word = directory.word
+
+    def target(one: ConfigTarget) -> object:
+        if one.kind is TargetKind.QUEUE:
+            return {"queue": one.queue}
+        if one.kind is TargetKind.AGENT and one.agent_id is not None:
+            return {"agent": word(one.agent_id)}
+        return one.kind.value
+
+    def nobody(policy: NobodyPolicy) -> object:
+        if policy.kind is WhenNobody.FALLBACK_QUEUE:
+            return {"fallback_queue": policy.queue}
+        if policy.kind is WhenNobody.DEFAULT_AGENT and policy.agent_id is not None:
+            return {"default_agent": word(policy.agent_id)}
+        return policy.kind.value
+
+    out: dict[str, object] = {"version": 1}
+    meant = config.unassigned
+    unassigned = {
+        "users": sorted(meant.user_refs),
+        "ponds": sorted(meant.pond_refs),
+        "unclaimed": meant.include_unclaimed,
+    }
+    if any(unassigned.values()):
+        out["unassigned"] = unassigned
+    out["default_queue"] = config.default_queue
+    out["released"] = config.released.value
+    if config.agents:
+        named = sorted((word(agent_id), facts) for agent_id, facts in config.agents.items())
+        out["agents"] = {name: _facts(facts) for name, facts in named}
+    if config.queues:
+        out["queues"] = {
+            queue.name: {
+                "members": [
+                    word(m.agent_id) if m.weight == 1 else {"agent": word(m.agent_id), "weight": m.weight}
+                    for m in queue.members
+                ],
+                "when_nobody": nobody(queue.when_nobody),
+            }
+            for queue in config.queues
+        }
+    rules = []
+    for rule in config.rules:
+        first, *others = map(target, rule.targets)
+        entry: dict[str, object] = {"name": rule.name}
+        if rule.role is not Role.OWNER:
+            entry["role"] = rule.role.value
+        if rule.when:
+            entry["when"] = rule.when
+        entry["to"] = first
+        if others:
+            entry["else"] = others
+        rules.append(entry)
+    if rules:
+        out["rules"] = rules
+    return _HEADER + yaml.dump(
+        out, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None
+    )
+
+
+def _facts(facts: AgentFacts) -> dict[str, object]:
+    out: dict[str, object] = {}
+    if facts.zone is not None:
+        out["zone"] = facts.zone
+    if facts.hours is not None:
+        out["hours"] = _timetable(facts.hours)
+    return out
+
+
+def _timetable(hours: Hours) -> dict[str, list[str]]:
+    def clock(minutes: int) -> str:
+        return f"{minutes // 60:02d}:{minutes % 60:02d}"
+
+    days = sorted((day, spans) for day, spans in hours.days.items() if spans)
+    return {DAYS[day]: [f"{clock(start)}-{clock(end)}" for start, end in spans] for day, spans in days}
+
+
+def digest(config: Config) -> bytes:
+    """SHA-256 over what `config` means: equal for texts that differ in comments, layout, quotes, aliases of agents or
+    the order of queues, so that saving an unchanged configuration makes no new version."""
+    meaning: dict[str, object] = {
+        "unassigned": [
+            sorted(config.unassigned.user_refs),
+            sorted(config.unassigned.pond_refs),
+            config.unassigned.include_unclaimed,
+        ],
+        "default_queue": config.default_queue,
+        "released": config.released.value,
+        "agents": {
+            str(agent_id): [facts.zone, None if facts.hours is None else _timetable(facts.hours)]
+            for agent_id, facts in config.agents.items()
+        },
+        "queues": {
+            queue.name: [
+                [[str(member.agent_id), member.weight] for member in queue.members],
+                _target_meaning(queue.when_nobody),
+            ]
+            for queue in config.queues
+        },
+        "rules": [
+            [rule.name, rule.role.value, rule.when, [_target_meaning(target) for target in rule.targets]]
+            for rule in config.rules
+        ],
+    }
+    canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"), default=dict)
+    return hashlib.sha256(canonical.encode("ascii")).digest()
+
+
+def _target_meaning(target: ConfigTarget | NobodyPolicy) -> list[str | None]:
+    return [target.kind.value, target.queue, None if target.agent_id is None else str(target.agent_id)]
+
+
+def warnings(config: Config) -> list[ConfigNote]:
+    """What is allowed in `config` and yet likely a slip: rules that never win, queues that cannot give or get a lead.
+
+    Expects a configuration that :func:`parse` accepts.
+    """
+    notes = [ConfigNote(f'rule "{note.rule}"', note.text) for note in lint_rules(_rules(config))]
+    fed = {target.queue for rule in config.rules for target in rule.targets}
+    fed |= {queue.when_nobody.queue for queue in config.queues} | {config.default_queue}
+    for queue in config.queues:
+        where = f'queue "{queue.name}"'
+        if queue.name not in fed:
+            notes.append(ConfigNote(where, "nothing leads here; name it in a rule, or remove it"))
+        elif not any(member.weight for member in queue.members):
+            text = f"has no members who take turns, so each lead gets: {queue.when_nobody.kind}; add members"
+            notes.append(ConfigNote(where, text))
+    if config.default_queue is None and not any(rule.role is Role.OWNER and not rule.when for rule in config.rules):
+        text = "there is none: a lead that no rule matches stays without an agent (no_rule); name a queue"
+        notes.append(ConfigNote("default_queue", text))
+    closed = sum(facts.hours is not None and not any(facts.hours.days.values()) for facts in config.agents.values())
+    if closed:
+        notes.append(ConfigNote("agents", f"{closed} have hours that never open; add days, or remove their hours"))
+    return notes
+
+
+def _rules(config: Config) -> list[Rule]:
+    """The rules as routing takes them. Queues get ids made of their names: to be compared, not to be stored."""
+
+    def target(one: ConfigTarget) -> Target:
+        return Target(one.kind, one.agent_id if one.queue is None else uuid5(NAMESPACE_URL, f"queue:{one.queue}"))
+
+    return [
+        Rule(rule.name, at, rule.role, rule.when, tuple(map(target, rule.targets)))
+        for at, rule in enumerate(config.rules, start=1)
+    ]

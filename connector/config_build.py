@@ -1,0 +1,304 @@
+"""From the tree of a configuration to its values: names become agents, and all that is wrong is collected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache, cached_property
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+from zoneinfo import available_timezones
+
+from adapters.base import Capability
+from connector.config_model import (
+    AgentFacts,
+    Config,
+    ConfigTarget,
+    KnownAgent,
+    Member,
+    NobodyPolicy,
+    QueueConfig,
+    Released,
+    RuleConfig,
+)
+from connector.config_yaml import ConfigProblem, Node, place, typed
+from connector.schema_words import Path, faults, nearest, one_of, show
+from routing.model import Hours, Role, TargetKind, UnassignedDefinition, WhenNobody
+from routing.rules import TEXTS, ConditionProblems, ConfigurationProblems, compile_condition, field_kind
+from routing.skips import HoursProblems, known_zone, parse_hours
+
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+_MAX_HINTS = 20
+_zones = cache(available_timezones)
+
+
+class Directory:
+    """Finds the agent that a text names: by CRM id, else by email, else by name; both without regard to case."""
+
+    def __init__(self, known: Iterable[KnownAgent]) -> None:
+        self.by_id: dict[UUID, KnownAgent] = {}
+        self._by_ref: dict[str, KnownAgent] = {}
+        self._by_word: tuple[dict[str, list[KnownAgent]], dict[str, list[KnownAgent]]] = ({}, {})
+        for agent in known:
+            self.by_id[agent.agent_id] = agent
+            self._by_ref[agent.ref] = agent
+            for words, word in zip(self._by_word, (agent.email, agent.name), strict=True):
+                if word and word.strip():
+                    words.setdefault(word.strip().casefold(), []).append(agent)
+
+    def find(self, text: str) -> list[KnownAgent]:
+        """The agents that `text` may mean: one when it is clear, none when it is unknown."""
+        if text in self._by_ref:
+            return [self._by_ref[text]]
+        word = text.strip().casefold()
+        return next((words[word] for words in self._by_word if word in words), [])
+
+    @cached_property
+    def words(self) -> list[str]:
+        """What a configuration would best call each agent."""
+        return [self.word(agent_id) for agent_id in self.by_id]
+
+    def word(self, agent_id: UUID) -> str:
+        """The email of an agent when it names nobody else, otherwise the CRM id. Raises LookupError if unknown."""
+        agent = self.by_id.get(agent_id)
+        if agent is None:
+            raise LookupError(f"no known agent {agent_id}; sync the agents first")
+        return agent.email if agent.email and self.find(agent.email) == [agent] else agent.ref
+
+
+def _is_typed(path: Path, key: str, siblings: Mapping[str, Node]) -> bool:
+    """Whether the value under `key` may be a number or a switch. Everywhere else NO, 01234 and 09:00 are text."""
+    if path == ():
+        return key == "version"
+    if path[0] == "rules" and path[2:3] == ("when",):
+        if key in ("exists", "is_missing"):
+            return True
+        kind = field_kind(siblings["field"].text or "") if "field" in siblings else None
+        return kind is not None and kind.slots != (TEXTS,) and key not in ("field", "contains", "starts_with")
+    return key in ("unclaimed", "weight")
+
+
+def _plain(node: Node, path: Path, as_typed: bool = False) -> Any:
+    if node.items is not None:
+        return {k: _plain(v, (*path, k), _is_typed(path, k, node.items)) for k, v in node.items.items()}
+    if node.entries is not None:
+        return [_plain(entry, (*path, at), as_typed) for at, entry in enumerate(node.entries)]
+    if node.is_null:
+        return None
+    return typed(node) if as_typed else node.text
+
+
+def _items(value: object) -> dict[str, Any]:
+    """`value` if it is a mapping; what has the wrong shape is reported by the schema and passed over here."""
+    return value if isinstance(value, dict) else {}
+
+
+def _entries(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+class Builder:
+    """Builds one configuration. ``problems`` grows as it goes; :meth:`build` is of use only if it stays empty."""
+
+    def __init__(self, root: Node, known: Iterable[KnownAgent], capabilities: frozenset[str]) -> None:
+        self.root = root
+        self.directory = Directory(known)
+        self.capabilities = capabilities
+        self.problems: list[ConfigProblem] = []
+        self.value = _plain(root, ())
+        self.raw = _items(self.value)
+        self.queues = _items(self.raw.get("queues"))
+        self.house: set[str] = set()
+        self.hints = _MAX_HINTS
+
+    def problem(self, path: Path, what: str, fix: str, *, of_key: bool = False) -> None:
+        line, column = place(self.root, path, of_key=of_key)
+        self.problems.append(ConfigProblem(line, column, show(path), what, fix))
+
+    def hint(self, word: str, known: Collection[str], other: str, cutoff: float = 0.6) -> str:
+        """What `word` was likely meant to be, else `other`. After many hints always that: each takes its time."""
+        self.hints -= 1
+        return (nearest(word, known, cutoff) if self.hints >= 0 else "") or other
+
+    def build(self) -> Config:
+        """The configuration, as far as it can be read."""
+        for fault in faults("config.schema.json", self.value):
+            self.problem(fault.path, fault.what, fault.fix, of_key=fault.of_key)
+        unassigned = self._unassigned(_items(self.raw.get("unassigned")))
+        agents = dict(self._agents(_items(self.raw.get("agents"))))
+        self._twins([(("queues", name), name) for name in self.queues], "queue")
+        queues = [self._queue(name, _items(raw)) for name, raw in self.queues.items()]
+        self._circles()
+        rules = [self._rule(at, _items(raw)) for at, raw in enumerate(_entries(self.raw.get("rules")))]
+        self._twins([(("rules", at, "name"), rule.name) for at, rule in enumerate(rules)], "rule")
+        released = self.raw.get("released")
+        return Config(
+            unassigned=unassigned,
+            default_queue=self._queue_name(("default_queue",), self.raw.get("default_queue")),
+            released=Released.LEAVE if released == "leave" else Released.ROUTE_AGAIN,
+            agents=MappingProxyType(agents),
+            queues=tuple(sorted(queues, key=lambda queue: queue.name)),
+            rules=tuple(rules),
+        )
+
+    def _adopt(self, above: Path, error: ConfigurationProblems) -> None:
+        """Take over the problems of routing, whose paths begin below `above`."""
+        for problem in error.problems:
+            steps = (int(index) if index else key for key, index in _STEP.findall(problem.where))
+            self.problem((*above, *steps), problem.what, problem.fix)
+
+    # -- names --------------------------------------------------------------------------------------------
+    def _agent(self, path: Path, text: object, *, of_key: bool = False) -> KnownAgent | None:
+        if not isinstance(text, str) or not text:
+            return None
+        found = self.directory.find(text)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            ids = ", ".join(sorted(agent.ref for agent in found))
+            self.problem(path, f'"{text}" may be any of {len(found)} agents', f"use the CRM id: {ids}", of_key=of_key)
+        else:
+            fix = self.hint(text, self.directory.words, "name an agent of the CRM by id or email", 0.85)
+            self.problem(path, f'no agent "{text[:100]}" is known', fix, of_key=of_key)
+        return None
+
+    def _receiver(self, path: Path, text: object, *, owns: bool = True) -> UUID | None:
+        """An agent who is to receive leads. Whoever owns them must not be one whose leads count as unassigned."""
+        agent = self._agent(path, text)
+        if owns and agent is not None and agent.ref in self.house:
+            what = f'"{text}" is also a house user (unassigned.users), so their leads would be routed again and again'
+            self.problem(path, what, "remove them here or there")
+        return agent.agent_id if agent else None
+
+    def _queue_name(self, path: Path, text: object) -> str | None:
+        if not isinstance(text, str) or not text:
+            return None
+        if text not in self.queues:
+            self.problem(path, f'there is no queue "{text[:100]}"', self.hint(text, self.queues, one_of(self.queues)))
+        return text
+
+    def _twins(self, names: list[tuple[Path, str]], noun: str) -> None:
+        first: dict[str, Path] = {}
+        for path, name in names:
+            before = first.setdefault(name.casefold(), path)
+            if name and before is not path:
+                line = place(self.root, before, of_key=True)[0]
+                what = f"the {noun} on line {line} has this name too (case does not count)"
+                self.problem(path, what, f"give each {noun} a name of its own", of_key=True)
+
+    # -- sections -----------------------------------------------------------------------------------------
+    def _unassigned(self, raw: dict[str, Any]) -> UnassignedDefinition:
+        for at, text in enumerate(_entries(raw.get("users"))):
+            if not isinstance(text, str):
+                continue
+            path = ("unassigned", "users", at)
+            # An id may be of a user who can never be an agent, so only what is no id must be known.
+            known = self._agent(path, text) if "@" in text or " " in text or self.directory.find(text) else None
+            self.house.add(known.ref if known else text)
+        ponds = frozenset(p for p in _entries(raw.get("ponds")) if isinstance(p, str))
+        return UnassignedDefinition(frozenset(self.house), ponds, raw.get("unclaimed") is True)
+
+    def _agents(self, raw: dict[str, Any]) -> Iterator[tuple[UUID, AgentFacts]]:
+        seen: dict[UUID, str] = {}
+        for key, value in raw.items():
+            path = ("agents", key)
+            agent, facts = self._agent(path, key, of_key=True), _items(value)
+            zone, hours = facts.get("zone"), facts.get("hours")
+            if isinstance(zone, str) and not known_zone(zone):
+                fix = self.hint(zone, _zones(), "write an IANA time zone such as America/Chicago")
+                self.problem((*path, "zone"), f'no time zone "{zone[:100]}" is known', fix)
+            timetable = self._hours((*path, "hours"), hours) if isinstance(hours, dict) else None
+            if agent is None:
+                continue
+            if agent.agent_id in seen:
+                what = f'is the same agent as "{seen[agent.agent_id]}"'
+                self.problem(path, what, "join the two entries", of_key=True)
+            seen.setdefault(agent.agent_id, key)
+            yield agent.agent_id, AgentFacts(zone if isinstance(zone, str) else None, timetable)
+
+    def _hours(self, path: Path, raw: dict[str, Any]) -> Hours | None:
+        try:
+            return parse_hours(raw)
+        except HoursProblems as error:
+            self._adopt(path[:-1], error)
+        return None
+
+    def _queue(self, name: str, raw: dict[str, Any]) -> QueueConfig:
+        members: dict[UUID, Member] = {}
+        for at, entry in enumerate(_entries(raw.get("members"))):
+            path: Path = ("queues", name, "members", at)
+            if isinstance(entry, dict):
+                path = (*path, "agent")
+            weight = entry.get("weight", 1) if isinstance(entry, dict) else 1
+            agent_id = self._receiver(path, entry.get("agent") if isinstance(entry, dict) else entry)
+            if agent_id is None:
+                continue
+            if agent_id in members:
+                fix = "keep one entry; give it a weight if they are to get more"
+                self.problem(path, "is a member of this queue already", fix)
+            members.setdefault(agent_id, Member(agent_id, weight if isinstance(weight, int) else 1))
+        return QueueConfig(name, tuple(members.values()), self._nobody(("queues", name), raw.get("when_nobody")))
+
+    def _nobody(self, queue: Path, raw: object) -> NobodyPolicy:
+        path = (*queue, "when_nobody")
+        if raw == "leave_unassigned":
+            return NobodyPolicy(WhenNobody.LEAVE_UNASSIGNED)
+        if "fallback_queue" in _items(raw):
+            name = self._queue_name((*path, "fallback_queue"), _items(raw)["fallback_queue"])
+            return NobodyPolicy(WhenNobody.FALLBACK_QUEUE, queue=name)
+        if "default_agent" in _items(raw):
+            agent_id = self._receiver((*path, "default_agent"), _items(raw)["default_agent"])
+            return NobodyPolicy(WhenNobody.DEFAULT_AGENT, agent_id=agent_id)
+        return NobodyPolicy()
+
+    def _circles(self) -> None:
+        after = {name: _items(_items(q).get("when_nobody")).get("fallback_queue") for name, q in self.queues.items()}
+        done: set[str] = set()
+        for start in after:
+            walk: list[str] = []
+            at: object = start
+            while isinstance(at, str) and at in after and at not in done and at not in walk:
+                walk.append(at)
+                at = after[at]
+            if isinstance(at, str) and at in walk:
+                circle = [*walk[walk.index(at) :], at]
+                path = ("queues", at, "when_nobody", "fallback_queue")
+                self.problem(path, f"queues fall back in a circle: {' -> '.join(circle)}", "let one of them hold")
+            done.update(walk)
+
+    def _rule(self, at: int, raw: dict[str, Any]) -> RuleConfig:
+        path: Path = ("rules", at)
+        role = Role.COLLABORATOR if raw.get("role") == "collaborator" else Role.OWNER
+        if role is Role.COLLABORATOR and Capability.COLLABORATORS not in self.capabilities:
+            fix = "remove the rule, or make its role owner"
+            self.problem((*path, "role"), "this CRM has no collaborators", fix)
+        when = _items(raw.get("when"))
+        try:
+            compile_condition(when)
+        except ConditionProblems as error:
+            self._adopt(path, error)
+        chain = [((*path, "to"), raw.get("to"))]
+        chain += [((*path, "else", step), target) for step, target in enumerate(_entries(raw.get("else")))]
+        targets: list[ConfigTarget] = []
+        for where, entry in chain:
+            target = self._target(where, entry, role)
+            if target is None:
+                continue
+            if targets and targets[-1].kind is TargetKind.LEAVE_ALONE:
+                self.problem(where, "stands after leave_alone and is never reached", "remove one of the two")
+            elif target in targets:
+                self.problem(where, "names the same target again", "remove it; it would be away still")
+            targets.append(target)
+        name = raw.get("name")
+        return RuleConfig(name if isinstance(name, str) else "", role, when, tuple(targets))
+
+    def _target(self, path: Path, raw: object, role: Role) -> ConfigTarget | None:
+        if raw in ("existing_owner", "leave_alone"):
+            return ConfigTarget(TargetKind(str(raw)))
+        if "queue" in _items(raw):
+            return ConfigTarget(TargetKind.QUEUE, queue=self._queue_name((*path, "queue"), _items(raw)["queue"]))
+        if "agent" in _items(raw):
+            agent_id = self._receiver((*path, "agent"), _items(raw)["agent"], owns=role is Role.OWNER)
+            return ConfigTarget(TargetKind.AGENT, agent_id=agent_id) if agent_id else None
+        return None

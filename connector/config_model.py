@@ -1,0 +1,105 @@
+"""A tenant's configuration as frozen values: what :mod:`connector.config` reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+from routing.model import Hours, Role, TargetKind, UnassignedDefinition, WhenNobody
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAgent:
+    """An agent whom a configuration may name: by ``ref`` (the CRM's id), email or name."""
+
+    agent_id: UUID
+    ref: str
+    email: str | None
+    name: str
+
+
+class Released(StrEnum):
+    """What happens to a lead whose owner is cleared in the CRM after Turnlock assigned it."""
+
+    ROUTE_AGAIN = "route_again"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What the admin says about an agent. None: the CRM's time zone; always open."""
+
+    zone: str | None = None
+    hours: Hours | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An agent in a queue. The place in the list is the rank; ``weight`` is 0 (no turns) to 100."""
+
+    agent_id: UUID
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NobodyPolicy:
+    """What a queue does when none of its members is available; ``queue`` or ``agent_id`` where ``kind`` needs one."""
+
+    kind: WhenNobody = WhenNobody.HOLD
+    queue: str | None = None
+    agent_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """One queue, its members in order of rank."""
+
+    name: str
+    members: tuple[Member, ...] = ()
+    when_nobody: NobodyPolicy = NobodyPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigTarget:
+    """Where a rule sends a lead; ``queue`` (its name) or ``agent_id`` where ``kind`` needs one."""
+
+    kind: TargetKind
+    queue: str | None = None
+    agent_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RuleConfig:
+    """One rule: a condition as :func:`routing.rules.compile_condition` takes it, and the first choice and fallbacks."""
+
+    name: str
+    role: Role
+    when: Mapping[str, Any]
+    targets: tuple[ConfigTarget, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A whole configuration. ``queues`` stand in order of name, ``rules`` in order of precedence."""
+
+    unassigned: UnassignedDefinition = field(default_factory=UnassignedDefinition)
+    default_queue: str | None = None
+    released: Released = Released.ROUTE_AGAIN
+    agents: Mapping[UUID, AgentFacts] = field(default_factory=lambda: MappingProxyType({}))
+    queues: tuple[QueueConfig, ...] = ()
+    rules: tuple[RuleConfig, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigNote:
+    """Something that an admin may not have meant. ``text`` ends with what to do; the configuration can be used."""
+
+    where: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"

@@ -1,0 +1,297 @@
+"""Applying a tenant's configuration: one transaction, each version kept, lines moved by ledger entries only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from connector import config as yaml_config
+from connector import work
+from connector.config_model import Config, ConfigTarget, KnownAgent, Member, QueueConfig
+from connector.database import new_id, unit
+from connector.errors import TurnlockError
+from connector.runtime import Runtime, Tenant
+from connector.tables import config_versions
+from routing import rotation, saving, store
+from routing import tables as t
+from routing.ledger import Kind
+from routing.model import Flag
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What an apply did. `changed` is False when the meaning is that of the version in force: nothing happened."""
+
+    version: int
+    changed: bool
+    warnings: tuple[str, ...] = field(default=())
+
+
+def known_agents(conn: sa.Connection, tenant_id: UUID) -> list[KnownAgent]:
+    """Everyone whom a configuration may name."""
+    a, r = t.agents.c, t.agent_refs.c
+    rows = conn.execute(
+        sa.select(a.agent_id, r.ref, a.email, a.name)
+        .join(t.agent_refs, (r.tenant_id == a.tenant_id) & (r.agent_id == a.agent_id))
+        .where(a.tenant_id == tenant_id)
+        .order_by(a.name, r.ref)
+    )
+    return [KnownAgent(*row) for row in rows]
+
+
+def current(conn: sa.Connection, tenant_id: UUID, version: int | None = None) -> tuple[int, str] | None:
+    """The newest version and its document, or the one asked for; None when there is none."""
+    c = config_versions.c
+    query = sa.select(c.version, c.document).where(c.tenant_id == tenant_id).order_by(c.version.desc()).limit(1)
+    if version is not None:
+        query = query.where(c.version == version)
+    row = conn.execute(query).one_or_none()
+    return (row.version, row.document) if row else None
+
+
+def starter(conn: sa.Connection, tenant_id: UUID) -> str:
+    """A first configuration to edit: one queue with every active agent. Nothing is applied."""
+    a = t.agents.c
+    active = set(conn.execute(sa.select(a.agent_id).where(a.tenant_id == tenant_id, a.active)).scalars())
+    agents = known_agents(conn, tenant_id)
+    everyone = tuple(Member(x.agent_id) for x in agents if x.agent_id in active)
+    config = Config(default_queue="Everyone", queues=(QueueConfig("Everyone", everyone),))
+    return yaml_config.export(config, agents)
+
+
+def apply(runtime: Runtime, tenant: Tenant, text: str | bytes, actor: str) -> Applied:
+    """Check and apply a whole configuration. Raises :class:`connector.config.ConfigProblems`; then nothing changed.
+
+    A save without a change of meaning bumps no version. Members keep their places: adding, removing and re-weighting
+    never reset anyone.
+    """
+    capabilities = frozenset(c.value for c in tenant.adapter.capabilities)
+    with unit(runtime.engine) as (conn, now):
+        c = t.tenants.c
+        # First in the lock order: two applies take turns, and a unit that holds the row shared finishes before us.
+        held = conn.execute(
+            sa.select(c.config_version).where(c.tenant_id == tenant.tenant_id).with_for_update(key_share=True)
+        ).scalar_one()
+        agents = known_agents(conn, tenant.tenant_id)
+        config = yaml_config.parse(text, known_agents=agents, capabilities=capabilities)
+        _refuse_beyond_schema(runtime, conn, config)
+        digest = yaml_config.digest(config)
+        v = config_versions.c
+        before = conn.execute(
+            sa.select(v.digest).where(v.tenant_id == tenant.tenant_id, v.version == held)
+        ).scalar_one_or_none()
+        if before is not None and bytes(before) == digest:
+            return Applied(held, False, _warnings(config))
+        queue_ids = _queues(runtime, conn, tenant.tenant_id, config, actor, now)
+        if Flag.RULES in runtime.stages(conn):
+            _rules(conn, tenant.tenant_id, config, queue_ids)
+        if Flag.SKIPS in runtime.stages(conn):
+            _agent_facts(conn, tenant.tenant_id, config)
+        document = text.decode("utf-8") if isinstance(text, bytes) else text
+        conn.execute(
+            sa.insert(config_versions).values(
+                tenant_id=tenant.tenant_id, version=held + 1, document=document, digest=digest, actor=actor
+            )
+        )
+        definition = config.unassigned
+        conn.execute(
+            sa.update(t.tenants)
+            .where(c.tenant_id == tenant.tenant_id)
+            .values(
+                config_version=held + 1,
+                default_queue_id=queue_ids[config.default_queue] if config.default_queue else None,
+                released=config.released.value,
+                unassigned={
+                    "users": sorted(definition.user_refs),
+                    "ponds": sorted(definition.pond_refs),
+                    "unclaimed": definition.include_unclaimed,
+                },
+            )
+        )
+        work.want(conn, tenant.tenant_id, "held")
+        work.want(conn, tenant.tenant_id, "sweep")
+    runtime.wake()
+    return Applied(held + 1, True, _warnings(config))
+
+
+def _warnings(config: Config) -> tuple[str, ...]:
+    # After the commit: looking for overlaps among hundreds of rules takes seconds, too long to hold the tenant's row.
+    return tuple(str(note) for note in yaml_config.warnings(config))
+
+
+def _refuse_beyond_schema(runtime: Runtime, conn: sa.Connection, config: Config) -> None:
+    """A part of the configuration whose columns do not exist yet would be lost in silence."""
+    stages = runtime.stages(conn)
+    needs = {
+        Flag.RULES: bool(config.rules),
+        Flag.WEIGHTS: any(m.weight != 1 for q in config.queues for m in q.members),
+        Flag.SKIPS: bool(config.agents),
+    }
+    missing = [flag.value for flag, needed in needs.items() if needed and flag not in stages]
+    if missing:
+        raise TurnlockError(
+            f"this configuration uses {', '.join(missing)}, which the database lacks; run `turnlock migrate`"
+        )
+
+
+def _rules(conn: sa.Connection, tenant_id: UUID, config: Config, queue_ids: dict[str, UUID]) -> None:
+    def target(one: ConfigTarget) -> dict[str, str]:
+        found = queue_ids[one.queue] if one.queue else one.agent_id
+        return {"kind": one.kind.value} | ({"id": str(found)} if found else {})
+
+    conn.execute(sa.delete(t.rules).where(t.rules.c.tenant_id == tenant_id))
+    rows = [
+        {
+            "tenant_id": tenant_id,
+            "name": rule.name,
+            "role": rule.role.value,
+            "precedence": number,
+            "condition": dict(rule.when),
+            "targets": [target(one) for one in rule.targets],
+        }
+        for number, rule in enumerate(config.rules, 1)
+    ]
+    if rows:
+        conn.execute(sa.insert(t.rules), rows)
+
+
+def _agent_facts(conn: sa.Connection, tenant_id: UUID, config: Config) -> None:
+    a = t.agents.c
+    conn.execute(sa.update(t.agents).where(a.tenant_id == tenant_id).values(hours=None))
+    for agent_id, facts in config.agents.items():
+        values: dict[str, Any] = {}
+        if facts.zone is not None:
+            values["zone"] = facts.zone
+        if facts.hours is not None:
+            values["hours"] = {str(day): [list(span) for span in spans] for day, spans in facts.hours.days.items()}
+        if values:
+            conn.execute(
+                sa.update(t.agents).where(a.tenant_id == tenant_id, a.agent_id == agent_id).values(**values)
+            )
+
+
+# -- queues, members and their lines -----------------------------------------------------------------------------
+
+
+def _queues(
+    runtime: Runtime, conn: sa.Connection, tenant_id: UUID, config: Config, actor: str, now: datetime
+) -> dict[str, UUID]:
+    """Queues and members as configured; gives the queues' ids by name. Calls the one queue lock for all at once."""
+    stages = runtime.stages(conn)
+    q = t.queues.c
+    rows = conn.execute(sa.select(q.queue_id, q.name).where(q.tenant_id == tenant_id)).all()
+    ids = {row.name: row.queue_id for row in rows}
+    for queue in config.queues:
+        if queue.name not in ids:
+            ids[queue.name] = new_id()
+            conn.execute(sa.insert(t.queues).values(tenant_id=tenant_id, queue_id=ids[queue.name], name=queue.name))
+    store.lock_queues(conn, tenant_id, list(ids.values()))
+    flags = store.tenant_row(conn, tenant_id).flags
+    wanted = {queue.name: queue for queue in config.queues}
+    for name, queue_id in ids.items():
+        configured = wanted.get(name)
+        values: dict[str, Any] = {"active": configured is not None}
+        if configured is not None:
+            policy = configured.when_nobody
+            values |= {
+                "when_nobody": policy.kind.value,
+                "fallback_queue_id": ids[policy.queue] if policy.queue else None,
+                "default_agent_id": policy.agent_id,
+            }
+        conn.execute(sa.update(t.queues).where(q.tenant_id == tenant_id, q.queue_id == queue_id).values(**values))
+        members = configured.members if configured is not None else ()
+        set_members(conn, tenant_id, queue_id, members, stages=stages, flags=flags, actor=actor, now=now)
+    return {name: ids[name] for name in wanted}
+
+
+def set_members(
+    conn: sa.Connection,
+    tenant_id: UUID,
+    queue_id: UUID,
+    members: Sequence[Member],
+    *,
+    stages: frozenset[Flag],
+    flags: frozenset[Flag],
+    actor: str,
+    now: datetime,
+) -> None:
+    """Make `members` the members of a queue, moving its line by ledger entries. Call with the queue locked.
+
+    Leavers leave with the turns they are owed, re-weighted members keep their lag, joiners join at the back in the
+    order given. The order of those who stay is not touched: a save must never cost anyone their place.
+    """
+    m = t.members.c
+    of_queue = sa.and_(m.tenant_id == tenant_id, m.queue_id == queue_id)
+    state = store.load_queues(conn, tenant_id, flags, [queue_id])[queue_id]
+    ranks = {row.agent_id: row.rank for row in conn.execute(sa.select(m.agent_id, m.rank).where(of_queue))}
+    present = set(ranks)
+    weights = {member.agent_id: member.weight for member in members}
+    moves = saving.Moves(state.line, state.next_rank, actor)
+    if Flag.ROTATION in flags and has_ledger(conn, tenant_id, queue_id):
+        _move(moves, weights, weighted=Flag.WEIGHTS in flags)
+    else:
+        start_line(moves, [(a, ranks.get(a), w if Flag.WEIGHTS in flags else 1) for a, w in weights.items()])
+    if leavers := present - weights.keys():
+        conn.execute(sa.delete(t.members).where(of_queue, m.agent_id.in_(leavers)))
+    ranks = {place.agent_id: place.rank for place in moves.line.places}
+    if newcomers := [agent_id for agent_id in weights if agent_id not in present]:
+        conn.execute(
+            sa.insert(t.members),
+            [{"tenant_id": tenant_id, "queue_id": queue_id, "agent_id": a, "rank": ranks[a]} for a in newcomers],
+        )
+    if Flag.WEIGHTS in stages:
+        for agent_id, weight in weights.items():
+            conn.execute(sa.update(t.members).where(of_queue, m.agent_id == agent_id).values(weight=weight))
+    if Flag.ROTATION in flags:
+        saving.save_lines(conn, tenant_id, {queue_id: state}, {queue_id: moves.line}, {queue_id: moves.drafts}, now)
+    else:
+        q = t.queues.c
+        conn.execute(
+            sa.update(t.queues)
+            .where(q.tenant_id == tenant_id, q.queue_id == queue_id)
+            .values(next_rank=moves.next_rank)
+        )
+
+
+def _move(moves: saving.Moves, weights: dict[UUID, int], *, weighted: bool) -> None:
+    """Leavers leave, the re-weighted are re-weighted, joiners join: in that order, so that joiners see the rest."""
+    for place in moves.line.places:
+        weight = weights.get(place.agent_id)
+        if weight is None:
+            moves.do(Kind.LEAVE, agent=str(place.agent_id))
+        elif weighted and weight != place.weight:
+            reweight(moves, place, weight)
+    standing = {place.agent_id for place in moves.line.places}
+    for agent_id, weight in weights.items():
+        if agent_id not in standing:
+            moves.do(Kind.JOIN, agent=str(agent_id), rank=moves.rank(), weight=weight if weighted else 1)
+
+
+def reweight(moves: saving.Moves, place: rotation.Place, weight: int) -> None:
+    """Give a member another weight; from 0 they go to the back, for which a rank is given out."""
+    if place.weight == 0 and weight:
+        moves.do(Kind.REWEIGHT, agent=str(place.agent_id), weight=weight, rank=moves.rank())
+    else:
+        moves.do(Kind.REWEIGHT, agent=str(place.agent_id), weight=weight)
+
+
+def start_line(moves: saving.Moves, members: Sequence[tuple[UUID, int | None, int]]) -> None:
+    """Begin the line of a queue that never turned: (agent, rank if any, weight), everyone at tag 0, in that order."""
+    places = tuple(
+        rotation.Place(agent_id, moves.rank() if rank is None else rank, weight) for agent_id, rank, weight in members
+    )
+    moves.line = rotation.Line(position=0, floor=0, places=places)
+    moves.do(Kind.CHECKPOINT)
+
+
+def has_ledger(conn: sa.Connection, tenant_id: UUID, queue_id: UUID) -> bool:
+    """Whether this queue ever turned."""
+    c = t.ledger.c
+    return conn.execute(
+        sa.select(sa.exists().where(c.tenant_id == tenant_id, c.queue_id == queue_id))
+    ).scalar_one()

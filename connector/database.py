@@ -1,0 +1,108 @@
+"""The way into PostgreSQL: engine, transactions with their time-outs, and what makes a server fit to keep promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from uuid import UUID
+
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from uuid_utils.compat import uuid7
+
+from connector.errors import SettingsError
+
+# A row lock that takes longer than this is held by a stuck session, not by a busy queue: give up, try again later.
+LOCK_TIMEOUT = "2s"
+# No statement of ours is long; one that is has met a missing index or a sick server, and must not pin a worker.
+STATEMENT_TIMEOUT = "30s"
+# A client that stops in the middle of a transaction would keep its locks; the server ends it.
+IDLE_TIMEOUT = "15s"
+
+_OPENING = sa.text(
+    "SELECT clock_timestamp(), set_config('lock_timeout', :lock, true), "
+    "set_config('statement_timeout', :statement, true), "
+    "set_config('idle_in_transaction_session_timeout', :idle, true)"
+)
+
+# Lost connection, server going away, read-only after a failover: nothing is wrong with the work, wait and repeat.
+_CONNECTION_CLASSES = ("08", "53", "57")
+_CONNECTION_STATES = ("25006", "25P03")
+# Lost a lock race: repeat at once, counting no attempt.
+_CONTENTION_STATES = ("55P03", "40P01", "40001")
+
+
+def new_id() -> UUID:
+    """A fresh UUIDv7: sorts by time of making, so that indexes grow at one end."""
+    return uuid7()
+
+
+def make_engine(url: str, *, pooled: bool = False, pool_size: int = 10, pool_timeout: float = 1.0) -> sa.Engine:
+    """An engine on `url`. `pooled` says that a pooler in transaction mode stands between: no prepared statements.
+
+    `pool_timeout` is short on purpose: a web request that finds no connection answers 503 within a second, and the
+    CRM repeats it, rather than hanging until the CRM gives up.
+    """
+    connect_args: dict[str, object] = {"connect_timeout": 5, "application_name": "turnlock"}
+    if pooled:
+        connect_args["prepare_threshold"] = None
+    return sa.create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=pool_timeout,
+        pool_pre_ping=True,
+        connect_args=connect_args,
+    )
+
+
+@contextmanager
+def unit(engine: sa.Engine, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[tuple[sa.Connection, datetime]]:
+    """One transaction, READ COMMITTED, with its time-outs set for itself alone. Yields connection and database time."""
+    with engine.begin() as conn:
+        row = conn.execute(_OPENING, {"lock": lock_timeout, "statement": STATEMENT_TIMEOUT, "idle": IDLE_TIMEOUT}).one()
+        yield conn, row[0]
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """The SQLSTATE behind a SQLAlchemy or psycopg error, if it has one."""
+    original = error.orig if isinstance(error, DBAPIError) else error
+    return getattr(original, "sqlstate", None)
+
+
+def is_contention(error: BaseException) -> bool:
+    """Whether `error` only says that someone else held a lock."""
+    return sqlstate(error) in _CONTENTION_STATES
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether `error` speaks of the server or the way to it, not of the work: repeat for as long as it takes."""
+    if isinstance(error, sa.exc.TimeoutError):  # no connection free in the pool
+        return True
+    state = sqlstate(error)
+    if state is None:
+        original = error.orig if isinstance(error, DBAPIError) else error
+        return isinstance(original, (psycopg.OperationalError, psycopg.InterfaceError))
+    return state[:2] in _CONNECTION_CLASSES or state in _CONNECTION_STATES
+
+
+def check_server(conn: sa.Connection) -> None:
+    """Refuse a server that can lose what it acknowledged, or is too old. Raises :class:`SettingsError`."""
+    names = ("server_version_num", "fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names")
+    found = {name: conn.execute(sa.text("SELECT current_setting(:n)"), {"n": name}).scalar_one() for name in names}
+    problems = []
+    if int(found["server_version_num"]) < 150000:
+        problems.append("server_version: PostgreSQL 15 or newer is needed; upgrade the server")
+    for name in ("fsync", "full_page_writes"):
+        if found[name] != "on":
+            problems.append(f"{name}: is {found[name]}; a crash could lose accepted leads. Set {name} = on")
+    weak = {"off"} | ({"local"} if found["synchronous_standby_names"] else set())
+    if found["synchronous_commit"] in weak:
+        problems.append(
+            f"synchronous_commit: is {found['synchronous_commit']}; an accepted lead could be lost. "
+            "Set synchronous_commit = on"
+        )
+    if problems:
+        raise SettingsError("Turnlock refuses this database:\n" + "\n".join(f"  {p}" for p in problems))

@@ -1,0 +1,234 @@
+"""How a write ends: confirmed, superseded by a human, refused by the CRM, gone, stale. One transaction each.
+
+Each locks the lead first and re-checks the lease; a sender that lost its lease changes nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from adapters.base import Capability
+from connector import work
+from connector.agents import MAX_REFUSALS
+from connector.alarms import open_alarm
+from connector.database import new_id, unit
+from connector.runtime import Runtime
+from routing import saving, store
+from routing import tables as t
+from routing.ledger import Kind
+from routing.model import Flag, Lead, Reason, Role
+
+if TYPE_CHECKING:
+    from connector.writeback import Job
+
+# So many in a row that somebody else, not chance, gives this agent's leads away.
+_SUPERSEDED_IN_A_ROW = 3
+
+
+def confirm(runtime: Runtime, job: Job, lead: Lead) -> None:
+    """The CRM holds our agent, whoever put them there. Orders the note, then the collaborators."""
+    row, tenant_id = job.row, job.tenant.tenant_id
+    role = Role(row.role)
+    with unit(runtime.engine) as (conn, now):
+        store.lock_leads(conn, tenant_id, [row.lead_id])
+        if not work.end_outbox(conn, tenant_id, job.lease, row.outbox_id, state="confirmed", sent=True):
+            return
+        s, a = t.lead_roles.c, t.assignments.c
+        c = t.leads.c
+        version = conn.execute(
+            sa.update(t.leads)
+            .where(c.tenant_id == tenant_id, c.lead_id == row.lead_id)
+            .values(version=c.version + 1)
+            .returning(c.version)
+        ).scalar_one()
+        conn.execute(
+            sa.update(t.lead_roles)
+            .where(s.tenant_id == tenant_id, s.lead_id == row.lead_id, s.role == role.value, s.epoch == row.epoch)
+            .values(confirmed_version=version)
+        )
+        conn.execute(
+            sa.update(t.assignments)
+            .where(
+                a.tenant_id == tenant_id,
+                a.lead_id == row.lead_id,
+                a.role == role.value,
+                a.state == "active",
+                a.epoch == row.epoch,
+            )
+            .values(confirmed_at=now)
+        )
+        g = t.agents.c
+        conn.execute(
+            sa.update(t.agents)
+            .where(g.tenant_id == tenant_id, g.agent_id == row.agent_id, g.refusals > 0)
+            .values(refusals=0, refused_at=None)
+        )
+        capabilities = job.adapter.capabilities
+        if role is Role.OWNER and Capability.NOTES in capabilities:
+            conn.execute(
+                sa.insert(t.outbox).values(
+                    tenant_id=tenant_id,
+                    outbox_id=new_id(),
+                    lead_id=row.lead_id,
+                    role=role.value,
+                    epoch=row.epoch,
+                    kind="note",
+                    decision_id=row.decision_id,
+                    agent_id=row.agent_id,
+                )
+            )
+        if role is Role.OWNER and Capability.COLLABORATORS in capabilities:
+            plan = runtime.plan(conn, store.tenant_row(conn, tenant_id))
+            if plan.rules.compiled(Role.COLLABORATOR):
+                work.enqueue(conn, tenant_id, "again", [(job.lead_ref, row.lead_id)], kind="collaborators")
+        work.wake_events_of(conn, tenant_id, row.lead_id)
+    runtime.wake(tenant_id)
+
+
+def supersede(runtime: Runtime, job: Job, owner_ref: str | None, *, sent: bool) -> None:
+    """Somebody else has the lead: the human wins. The turn is given back only if our agent never had it."""
+    row, tenant_id = job.row, job.tenant.tenant_id
+    with unit(runtime.engine) as (conn, now):
+        if not _close(conn, job, "superseded"):
+            return
+        ended = saving.end_assignment(conn, tenant_id, row.lead_id, Role(row.role), state="superseded", now=now)
+        if not sent:
+            give_back(runtime, conn, tenant_id, ended, "superseded", now)
+        r, a = t.agent_refs.c, t.assignments.c
+        owner = conn.execute(
+            sa.select(r.agent_id).where(r.tenant_id == tenant_id, r.ref == (owner_ref or ""))
+        ).scalar_one_or_none()
+        saving.set_standing(
+            conn,
+            tenant_id,
+            row.lead_id,
+            Role(row.role),
+            state="owned",
+            reason=Reason.OWNED.value,
+            now=now,
+            agent_id=owner,
+            queue_id=None,
+        )
+        latest = (
+            conn.execute(
+                sa.select(a.state)
+                .where(a.tenant_id == tenant_id, a.agent_id == row.agent_id)
+                .order_by(a.assigned_at.desc())
+                .limit(_SUPERSEDED_IN_A_ROW)
+            )
+            .scalars()
+            .all()
+        )
+        if latest == ["superseded"] * _SUPERSEDED_IN_A_ROW:
+            open_alarm(
+                conn,
+                tenant_id,
+                "another_router",
+                str(row.agent_id),
+                "another router is assigning: the owners of this agent's last leads were set by something else first; "
+                "switch the CRM's own lead routing off",
+            )
+        work.wake_events_of(conn, tenant_id, row.lead_id)
+    runtime.wake(tenant_id)
+
+
+def refuse(runtime: Runtime, job: Job, *, sent: bool) -> None:
+    """The CRM does not take this agent. The lead goes to the next; the turn is given back; the agent waits."""
+    row, tenant_id = job.row, job.tenant.tenant_id
+    with unit(runtime.engine) as (conn, now):
+        if not _close(conn, job, "refused"):
+            return
+        ended = saving.end_assignment(conn, tenant_id, row.lead_id, Role(row.role), state="refused", now=now)
+        if not sent:
+            give_back(runtime, conn, tenant_id, ended, "refused", now)
+        g = t.agents.c
+        refusals = conn.execute(
+            sa.update(t.agents)
+            .where(g.tenant_id == tenant_id, g.agent_id == row.agent_id)
+            .values(refusals=g.refusals + 1, refused_at=now)
+            .returning(g.refusals)
+        ).scalar_one()
+        if refusals >= MAX_REFUSALS:
+            open_alarm(
+                conn,
+                tenant_id,
+                "agent_refused",
+                str(row.agent_id),
+                "the CRM keeps refusing this agent as an owner; correct the agent there, then `turnlock resume`",
+            )
+        saving.set_standing(
+            conn, tenant_id, row.lead_id, Role(row.role), state="refused", reason="refused", now=now, agent_id=None
+        )
+        work.enqueue(conn, tenant_id, "again", [(job.lead_ref, row.lead_id)])
+        # Soon, not at once: the reading that lets them back in must be later than the refusal.
+        work.want(conn, tenant_id, "agents", within=5.0)
+        work.wake_events_of(conn, tenant_id, row.lead_id)
+    runtime.wake(tenant_id)
+
+
+def gone(runtime: Runtime, job: Job, *, sent: bool) -> None:
+    """The CRM no longer has the lead."""
+    row, tenant_id = job.row, job.tenant.tenant_id
+    with unit(runtime.engine) as (conn, now):
+        if not _close(conn, job, "gone"):
+            return
+        ended = saving.end_assignment(conn, tenant_id, row.lead_id, Role(row.role), state="void", now=now)
+        if not sent:
+            give_back(runtime, conn, tenant_id, ended, "gone", now)
+        saving.set_standing(
+            conn,
+            tenant_id,
+            row.lead_id,
+            Role(row.role),
+            state="gone",
+            reason=Reason.GONE.value,
+            now=now,
+            agent_id=None,
+            queue_id=None,
+        )
+        work.wake_events_of(conn, tenant_id, row.lead_id)
+    runtime.wake(tenant_id)
+
+
+def stale(runtime: Runtime, job: Job, reason: str) -> None:
+    """Nothing is left to write: a newer decision exists, or the agent holds the lead already."""
+    with unit(runtime.engine) as (conn, _):
+        if _close(conn, job, "stale", reason):
+            work.wake_events_of(conn, job.tenant.tenant_id, job.row.lead_id)
+
+
+def _close(conn: sa.Connection, job: Job, state: str, reason: str | None = None) -> bool:
+    store.lock_leads(conn, job.tenant.tenant_id, [job.row.lead_id])
+    return work.end_outbox(conn, job.tenant.tenant_id, job.lease, job.row.outbox_id, state=state, reason=reason)
+
+
+def give_back(
+    runtime: Runtime, conn: sa.Connection, tenant_id: UUID, ended: sa.Row[Any] | None, reason: str, now: datetime
+) -> None:
+    """Void the turn of an ended assignment and owe the agent one. Call with the lead locked; locks the queue.
+
+    The turn number stays used. Nothing happens for an assignment that took no turn, or one that is void already.
+    """
+    if ended is None or ended.turn is None or ended.queue_id is None:
+        return
+    store.lock_queues(conn, tenant_id, [ended.queue_id])
+    c = t.turns.c
+    voided = conn.execute(
+        sa.update(t.turns)
+        .where(c.tenant_id == tenant_id, c.queue_id == ended.queue_id, c.turn == ended.turn, c.void_reason.is_(None))
+        .values(void_reason=reason)
+    ).rowcount
+    flags = store.tenant_row(conn, tenant_id).flags
+    if not voided or Flag.ROTATION not in flags:
+        return
+    queues = store.load_queues(conn, tenant_id, flags, [ended.queue_id])
+    state = queues[ended.queue_id]
+    moves = saving.Moves(state.line, state.next_rank, "turnlock")
+    moves.do(Kind.VOID, reason, turn=ended.turn, agent=str(ended.agent_id), owed=str(new_id()))
+    saving.save_lines(
+        conn, tenant_id, queues, {ended.queue_id: moves.line}, {ended.queue_id: moves.drafts}, now
+    )

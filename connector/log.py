@@ -1,0 +1,60 @@
+"""Logs as JSON lines with an allow-list: a field that is not named here never leaves the process.
+
+Bodies, names, addresses, numbers, tokens and URLs are not on the list, so they cannot slip in by way of an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, cast
+
+import structlog
+
+ALLOWED = frozenset(
+    {
+        "event", "level", "timestamp", "tenant", "crm", "reason", "outcome", "status", "delivery", "event_id", "lead",
+        "decision", "queue", "agent", "turn", "rule", "chore", "count", "ms", "seconds", "attempt", "error", "sqlstate",
+        "flag", "mode", "revision", "version", "port", "threads", "where", "kind", "alarm", "signal", "pid",
+    }
+)  # fmt: skip
+
+
+def _only_allowed(_: Any, __: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return {k: v for k, v in fields.items() if k in ALLOWED}
+
+
+def configure(*, level: int = logging.INFO, stream: Any = None) -> None:
+    """Send structured logs to `stream` (standard error). Third-party loggers pass only warnings, by name alone."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _only_allowed,
+            structlog.processors.JSONRenderer(default=str),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(stream or sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def get(name: str) -> structlog.typing.FilteringBoundLogger:
+    """A logger. `name` tells readers of the code which part speaks."""
+    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger().bind(where=name))
+
+
+def fault(error: BaseException) -> dict[str, str]:
+    """What may be said of an unexpected error: its class, its SQLSTATE, and where. Never its text."""
+    from connector.database import sqlstate
+
+    said = {"error": type(error).__name__}
+    if state := sqlstate(error):
+        said["sqlstate"] = state
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is not None:
+        said["where"] = f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}"
+    return said

@@ -1,0 +1,100 @@
+"""Bringing the schema up to date, once, however many processes start together."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+import migrations
+from connector.database import is_contention
+from connector.errors import TurnlockError
+from routing.model import Flag
+
+#: The revision that brings each capability's tables and columns. Write-back has been there since the base.
+STAGES = {
+    Flag.WRITE_BACK: "0001_base",
+    Flag.RULES: "0002_rules",
+    Flag.ROTATION: "0003_rotation",
+    Flag.WEIGHTS: "0004_weights",
+    Flag.SKIPS: "0005_skips",
+}
+_LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
+_TRIES = 8
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def head() -> str:
+    """The newest revision that this code knows."""
+    newest = ScriptDirectory.from_config(_config()).get_current_head()
+    assert newest is not None  # noqa: S101 - the package ships its revisions
+    return newest
+
+
+def current(conn: sa.Connection) -> str | None:
+    """The revision of the database, None before the first."""
+    return MigrationContext.configure(conn).get_current_revision()
+
+
+def stages(conn: sa.Connection) -> frozenset[Flag]:
+    """The capabilities whose tables and columns the database has."""
+    revision = current(conn)
+    if revision is None:
+        return frozenset()
+    order = list(STAGES.values())
+    if revision not in order:  # a newer Turnlock has migrated on; revisions only add, so all of ours are there
+        return frozenset(STAGES)
+    reached = order.index(revision)
+    return frozenset(flag for flag, needed in STAGES.items() if order.index(needed) <= reached)
+
+
+def migrate(engine: sa.Engine, revision: str = "head") -> tuple[str | None, str | None]:
+    """Upgrade to `revision`; gives the revisions before and after. Needs a direct connection, not a pooler's."""
+    with engine.connect() as conn:
+        conn.execute(sa.text("SET statement_timeout = 0"))
+        # One migrates, the others wait here and then find nothing to do. Advisory, because there is no row to lock
+        # before the first revision; of the session, because each revision is a transaction of its own.
+        conn.execute(sa.text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK_KEY})
+        conn.commit()
+        try:
+            # A revision that queues behind a long transaction would make every later query queue behind it.
+            conn.execute(sa.text("SET lock_timeout = '2s'"))
+            conn.execute(sa.text("SET statement_timeout = '60s'"))
+            conn.commit()
+            before = current(conn)
+            conn.commit()
+            config = _config()
+            config.attributes["connection"] = conn
+            for left in reversed(range(_TRIES)):
+                try:
+                    command.upgrade(config, revision)
+                    conn.commit()
+                    break
+                except sa.exc.DBAPIError as error:
+                    conn.rollback()
+                    if not is_contention(error) or not left:
+                        raise (
+                            TurnlockError(
+                                "the schema could not be upgraded because another session holds its tables; "
+                                "end long transactions and run `turnlock migrate` again"
+                            )
+                            if is_contention(error)
+                            else error
+                        ) from None
+                    time.sleep(0.5)
+            return before, current(conn)
+        finally:
+            conn.rollback()
+            conn.execute(sa.text("SELECT pg_advisory_unlock(:key)"), {"key": _LOCK_KEY})
+            conn.commit()

@@ -1,0 +1,213 @@
+"""From claimed events to leads as the CRM shows them now: look up, read in batches, remember.
+
+Nothing here holds a lock or a transaction while it calls out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from adapters.base import Adapter, EventKind
+from adapters.client import Client
+from adapters.outcome import CrmError, Outcome
+from connector.database import new_id, unit
+from connector.runtime import Runtime, Tenant
+from routing import tables as t
+from routing.facts import identity_digests, lead_from_json, lead_to_json, rule_digest
+from routing.model import Lead, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One claimed event with its lead as read. `version` is the lead's before that reading began."""
+
+    event: sa.Row[Any]
+    role: Role
+    lead_id: UUID
+    lead: Lead
+    version: int
+    digest: bytes
+    identities: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A lead that Turnlock has seen before: its id, its version now, and whether it was ever decided or left."""
+
+    lead_id: UUID
+    version: int
+    stands: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What became of a batch of events: readable ones, those whose lead is not shown, those the CRM refused."""
+
+    items: list[Item]
+    missing: list[tuple[sa.Row[Any], UUID | None]]
+    refused: list[tuple[sa.Row[Any], str]]
+
+
+def known_leads(conn: sa.Connection, tenant_id: UUID, refs: Sequence[str]) -> dict[str, Known]:
+    """Which of these CRM ids Turnlock knows."""
+    if not refs:
+        return {}
+    r, c, s = t.lead_refs.c, t.leads.c, t.lead_roles.c
+    stands = sa.exists().where(s.tenant_id == c.tenant_id, s.lead_id == c.lead_id)
+    rows = conn.execute(
+        sa.select(r.ref, r.lead_id, c.version, stands.label("stands"))
+        .join(t.leads, (c.tenant_id == r.tenant_id) & (c.lead_id == r.lead_id))
+        .where(r.tenant_id == tenant_id, r.ref == sa.any_(sa.cast(list(refs), sa.ARRAY(sa.Text))))
+    )
+    return {row.ref: Known(row.lead_id, row.version, row.stands) for row in rows}
+
+
+def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence[sa.Row[Any]]) -> Read:
+    """Read the leads behind `rows`. Raises :class:`CrmError` when the CRM as a whole cannot be read now."""
+    adapter = tenant.adapter
+    refs: dict[UUID, str] = {}
+    missing: list[tuple[sa.Row[Any], UUID | None]] = []
+    refused: list[tuple[sa.Row[Any], str]] = []
+    for row in rows:
+        ref = row.ref
+        if row.kind == EventKind.INQUIRY and ref is not None:
+            try:
+                ref = adapter.resolve(client, ref)
+            except CrmError as error:
+                if error.outcome not in (Outcome.GONE, Outcome.REFUSED):
+                    raise
+                ref = None
+        if ref is None:
+            missing.append((row, None))
+        else:
+            refs[row.event_id] = ref
+    with runtime.engine.connect() as conn:
+        # Before the reading: a lead whose version rises while the CRM answers is read again, never decided on this.
+        known = known_leads(conn, tenant.tenant_id, sorted(set(refs.values())))
+    leads: dict[str, Lead] = {}
+    to_fetch: list[str] = []
+    for row in rows:
+        ref = refs.get(row.event_id)
+        if ref is None:
+            continue
+        # A payload is a snapshot that may be old: it is trusted only for a lead never seen before.
+        if row.payload is not None and not (ref in known and known[ref].stands):
+            leads[ref] = lead_from_json(row.payload)
+        elif ref not in to_fetch:
+            to_fetch.append(ref)
+    to_fetch = [ref for ref in to_fetch if ref not in leads]
+    fetched, bad = _fetch(adapter, client, to_fetch)
+    leads |= fetched
+    ids = _remember(runtime, tenant, leads, known)
+    items = []
+    for row in rows:
+        ref = refs.get(row.event_id)
+        if ref is None:
+            continue
+        if ref in bad:
+            refused.append((row, bad[ref]))
+        elif ref not in leads:
+            missing.append((row, known[ref].lead_id if ref in known else None))
+        else:
+            lead = leads[ref]
+            items.append(
+                Item(
+                    event=row,
+                    role=Role.COLLABORATOR if row.kind == "collaborators" else Role.OWNER,
+                    lead_id=ids[ref],
+                    lead=lead,
+                    version=known[ref].version if ref in known else 0,
+                    digest=rule_digest(lead),
+                    identities=identity_digests(tenant.tenant_id, lead),
+                )
+            )
+    return Read(items, missing, refused)
+
+
+def _fetch(adapter: Adapter, client: Client, refs: Sequence[str]) -> tuple[dict[str, Lead], dict[str, str]]:
+    """Leads by ref, and refs that the CRM refuses to be asked about with the reason; one bad ref harms no other."""
+    found: dict[str, Lead] = {}
+    bad: dict[str, str] = {}
+    for start in range(0, len(refs), adapter.max_batch):
+        batch = list(refs[start : start + adapter.max_batch])
+        try:
+            found |= adapter.fetch_leads(client, batch)
+        except CrmError as error:
+            if error.outcome is Outcome.GONE:
+                if len(batch) == 1:
+                    continue
+            elif error.outcome is not Outcome.REFUSED:
+                raise
+            elif len(batch) == 1:
+                bad[batch[0]] = f"crm_refused_{error.status}"
+                continue
+            for ref in batch:
+                one, worse = _fetch(adapter, client, [ref])
+                found |= one
+                bad |= worse
+    return found, bad
+
+
+def _remember(
+    runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead], known: Mapping[str, Known]
+) -> dict[str, UUID]:
+    """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits."""
+    ids = {ref: known[ref].lead_id for ref in leads if ref in known}
+    if not leads:
+        return ids
+    tenant_id = tenant.tenant_id
+    with unit(runtime.engine) as (conn, now):
+        fresh = {ref: new_id() for ref in leads if ref not in known}
+        if fresh:
+            conn.execute(
+                sa.insert(t.leads),
+                [
+                    {"tenant_id": tenant_id, "lead_id": lead_id, "crm_created_at": leads[ref].created_at}
+                    for ref, lead_id in fresh.items()
+                ],
+            )
+            # In the order of the bytes on both sides (collation C), so that two workers wait one way round.
+            conn.execute(
+                insert(t.lead_refs).on_conflict_do_nothing(index_elements=["tenant_id", "ref"]),
+                [
+                    {"tenant_id": tenant_id, "ref": ref, "lead_id": fresh[ref]}
+                    for ref in sorted(fresh, key=lambda r: r.encode("utf-8"))
+                ],
+            )
+            stored = known_leads(conn, tenant_id, list(fresh))
+            ids |= {ref: found.lead_id for ref, found in stored.items()}
+            lost = [lead_id for ref, lead_id in fresh.items() if ids[ref] != lead_id]
+            if lost:  # another worker stored this lead first
+                c = t.leads.c
+                conn.execute(sa.delete(t.leads).where(c.tenant_id == tenant_id, c.lead_id.in_(lost)))
+        facts = insert(t.lead_facts)
+        conn.execute(
+            facts.on_conflict_do_update(
+                index_elements=["tenant_id", "lead_id"],
+                set_={"facts": facts.excluded.facts, "read_at": facts.excluded.read_at},
+                where=t.lead_facts.c.read_at <= facts.excluded.read_at,
+            ),
+            [
+                {"tenant_id": tenant_id, "lead_id": ids[ref], "facts": lead_to_json(leads[ref]), "read_at": now}
+                for ref in sorted(leads, key=lambda r: ids[r])
+            ],
+        )
+        pairs = sorted(
+            (digest, ids[ref]) for ref, lead in leads.items() for digest in identity_digests(tenant_id, lead)
+        )
+        if pairs:
+            conn.execute(
+                insert(t.identities).on_conflict_do_nothing(index_elements=["tenant_id", "digest"]),
+                [{"tenant_id": tenant_id, "digest": digest} for digest in sorted({d for d, _ in pairs})],
+            )
+            conn.execute(
+                insert(t.lead_identities).on_conflict_do_nothing(),
+                [{"tenant_id": tenant_id, "digest": digest, "lead_id": lead_id} for digest, lead_id in pairs],
+            )
+    return ids

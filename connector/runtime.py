@@ -1,0 +1,134 @@
+"""What every part of a running Turnlock shares: settings, engine, vault, caches and the wake of its workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from adapters import registry
+from adapters.base import Adapter, Credentials
+from adapters.client import Client
+from connector.errors import UnknownTenant
+from connector.migrate import stages
+from connector.settings import Settings
+from connector.tables import secrets
+from connector.vault import Vault
+from connector.wake import Wake
+from routing import store
+from routing.decide import Plan
+from routing.model import Flag
+from routing.tables import tenants
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One CRM account with Turnlock installed, as the connector needs it."""
+
+    tenant_id: UUID
+    name: str
+    crm: str
+    base_url: str | None
+    parameters: dict[str, str]
+    status: str
+    sending: bool
+
+    @property
+    def adapter(self) -> Adapter:
+        """The code for this tenant's CRM."""
+        return registry.adapter(self.crm)
+
+
+class Runtime:
+    """One per process. Safe to share between threads."""
+
+    def __init__(self, settings: Settings, engine: sa.Engine) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.vault = Vault(settings.secret_keys)
+        self.wake = Wake()
+        # The instant at which availability is judged, from the database's time; tests move it.
+        self.clock: Callable[[datetime], datetime] = lambda now: now
+        self._plans: dict[UUID, tuple[tuple[int, int], Plan]] = {}
+        self._stages: frozenset[Flag] | None = None
+        self._local = threading.local()
+        # What to do when the database is lost: the embedded one is looked after by whoever started it.
+        self.database_lost: Callable[[], None] = lambda: None
+
+    def stages(self, conn: sa.Connection) -> frozenset[Flag]:
+        """The capabilities whose columns the database has. Revisions only add, so a full set is remembered."""
+        if self._stages is None:
+            found = stages(conn)
+            if found != frozenset(Flag):
+                return found
+            self._stages = found
+        return self._stages
+
+    def plan(self, conn: sa.Connection, row: store.TenantRow) -> Plan:
+        """The compiled configuration at ``row.version``: compiled once per version and process."""
+        cached = self._plans.get(row.tenant_id)
+        if cached is not None and cached[0] == row.version:
+            return cached[1]
+        plan = store.load_plan(conn, row)
+        self._plans[row.tenant_id] = (row.version, plan)
+        return plan
+
+    def tenant(self, conn: sa.Connection, tenant_id: UUID) -> Tenant:
+        """The tenant with this id. Raises :class:`UnknownTenant`."""
+        return self._one(conn, tenants.c.tenant_id == tenant_id, str(tenant_id))
+
+    def tenant_named(self, conn: sa.Connection, name: str) -> Tenant:
+        """The active tenant of this name. Raises :class:`UnknownTenant` that lists the names there are."""
+        return self._one(conn, tenants.c.name == name, name)
+
+    def _one(self, conn: sa.Connection, where: sa.ColumnElement[bool], said: str) -> Tenant:
+        c = tenants.c
+        columns = (c.tenant_id, c.name, c.crm, c.base_url, c.parameters, c.status, c.sending)
+        row = conn.execute(sa.select(*columns).where(where)).one_or_none()
+        if row is None:
+            names = conn.execute(sa.select(c.name).where(c.status == "active").order_by(c.name)).scalars().all()
+            known = ", ".join(names) or "none yet; `turnlock tenant add` makes one"
+            raise UnknownTenant(f"no tenant {said!r}; there are: {known}")
+        return Tenant(*row)
+
+    def secrets(self, conn: sa.Connection, tenant: Tenant) -> dict[str, list[str]]:
+        """The live secrets of a tenant by name, newest first, opened."""
+        c = secrets.c
+        rows = conn.execute(
+            sa.select(c.name, c.sealed)
+            .where(
+                c.tenant_id == tenant.tenant_id,
+                sa.or_(c.retires_at.is_(None), c.retires_at > sa.func.clock_timestamp()),
+            )
+            .order_by(c.created_at.desc(), c.secret_id.desc())
+        )
+        found: dict[str, list[str]] = {}
+        for row in rows:
+            found.setdefault(row.name, []).append(self.vault.open(tenant.tenant_id, row.name, row.sealed))
+        return found
+
+    def client(self, conn: sa.Connection, tenant: Tenant) -> Client:
+        """The client for this tenant's CRM: one per thread, made anew when address or credentials change."""
+        newest = {name: values[0] for name, values in self.secrets(conn, tenant).items()}
+        credentials = Credentials(parameters=tenant.parameters, secrets=newest)
+        key = (tenant.base_url, tuple(sorted(tenant.parameters.items())), tuple(sorted(newest.items())))
+        kept: dict[UUID, tuple[object, Client]] = self._local.__dict__.setdefault("clients", {})
+        if tenant.tenant_id in kept and kept[tenant.tenant_id][0] == key:
+            return kept[tenant.tenant_id][1]
+        adapter = tenant.adapter
+        base_url = tenant.base_url or adapter.default_base_url
+        if base_url is None:
+            raise UnknownTenant(f"tenant {tenant.name!r} has no base URL; give it one with `turnlock tenant add`")
+        client = Client(
+            base_url,
+            adapter.headers(credentials),
+            credentials,
+            now=lambda: datetime.now(UTC),
+            allow_private_hosts=self.settings.allow_private_hosts,
+        )
+        kept[tenant.tenant_id] = (key, client)
+        return client

@@ -1,0 +1,174 @@
+"""The installed app's own tables: what came in, leased work, alarms, secrets, configuration versions.
+
+They share :data:`routing.tables.metadata`, so that the whole schema is one and is held against the migrations.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from routing.tables import _ref, _tenant, _time, metadata
+
+hooks = sa.Table(
+    "hooks",
+    metadata,
+    _tenant(),
+    sa.Column("hook_id", sa.Uuid, nullable=False),
+    # Looked up by the token's hash alone: the one place where a tenant is found rather than named.
+    sa.Column("token_hash", sa.LargeBinary, nullable=False),
+    sa.Column("sealed_token", sa.LargeBinary, nullable=False),
+    _time("created_at", now=True),
+    sa.PrimaryKeyConstraint("tenant_id", "hook_id"),
+    sa.Index("hooks_token_uq", "token_hash", unique=True),
+)
+
+secrets = sa.Table(
+    "secrets",
+    metadata,
+    _tenant(),
+    sa.Column("secret_id", sa.Uuid, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("sealed", sa.LargeBinary, nullable=False),
+    _time("created_at", now=True),
+    _time("retires_at", nullable=True),
+    sa.PrimaryKeyConstraint("tenant_id", "secret_id"),
+    sa.Index("secrets_name_ix", "tenant_id", "name"),
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    _tenant(),
+    sa.Column("delivery_id", sa.Uuid, nullable=False),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("hook_id", sa.Uuid),
+    sa.Column("headers", JSONB, nullable=False, server_default=sa.text("'{}'")),
+    sa.Column("size", sa.Integer, nullable=False, server_default=sa.text("0")),
+    _time("received_at"),
+    sa.PrimaryKeyConstraint("tenant_id", "delivery_id"),
+    sa.CheckConstraint("source IN ('webhook', 'sweep', 'held', 'console', 'replay', 'again')", name="source"),
+    sa.Index("deliveries_received_ix", "tenant_id", "received_at"),
+)
+
+# Partitioned by time so that retention drops whole partitions; keys that outlive them stand in dedupe_keys.
+delivery_bodies = sa.Table(
+    "delivery_bodies",
+    metadata,
+    _tenant(),
+    sa.Column("delivery_id", sa.Uuid, nullable=False),
+    _time("received_at"),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "delivery_id", "received_at"),
+    postgresql_partition_by="RANGE (received_at)",
+)
+
+dedupe_keys = sa.Table(
+    "dedupe_keys",
+    metadata,
+    _tenant(),
+    _ref("key"),
+    sa.Column("event_id", sa.Uuid, nullable=False),
+    # Not final: the key falls when a worker claims its event, so that an equal body later is news.
+    sa.Column("final", sa.Boolean, nullable=False),
+    _time("seen_at", now=True),
+    sa.PrimaryKeyConstraint("tenant_id", "key"),
+    sa.Index("dedupe_keys_event_ix", "tenant_id", "event_id", postgresql_where=sa.text("NOT final")),
+    sa.Index("dedupe_keys_seen_ix", "tenant_id", "seen_at"),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    _tenant(),
+    sa.Column("event_id", sa.Uuid, nullable=False),
+    sa.Column("delivery_id", sa.Uuid, nullable=False),
+    sa.Column("ordinal", sa.Integer, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    _ref(nullable=True),
+    sa.Column("lead_id", sa.Uuid),
+    sa.Column("payload", JSONB(none_as_null=True)),
+    sa.Column("flag_version", sa.Integer, nullable=False),
+    sa.Column("state", sa.Text, nullable=False, server_default=sa.text("'waiting'")),
+    sa.Column("reason", sa.Text),
+    sa.Column("attempt", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("claims", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("lease", sa.Uuid),
+    _time("received_at"),
+    _time("occurred_at", nullable=True),
+    _time("due_at", now=True),
+    _time("leased_until", nullable=True),
+    _time("closed_at", nullable=True),
+    sa.PrimaryKeyConstraint("tenant_id", "event_id"),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "delivery_id"], ["deliveries.tenant_id", "deliveries.delivery_id"], name="events_delivery_fk"
+    ),
+    sa.CheckConstraint("state IN ('waiting', 'done', 'ignored', 'parked')", name="state"),
+    sa.Index("events_due_ix", "tenant_id", "due_at", postgresql_where=sa.text("state = 'waiting'")),
+    sa.Index("events_delivery_ix", "tenant_id", "delivery_id", "ordinal"),
+    sa.Index("events_behind_ix", "tenant_id", "lead_id", postgresql_where=sa.text("state = 'waiting'")),
+    sa.Index("events_parked_ix", "tenant_id", "received_at", postgresql_where=sa.text("state = 'parked'")),
+)
+
+chores = sa.Table(
+    "chores",
+    metadata,
+    _tenant(),
+    sa.Column("kind", sa.Text, nullable=False),
+    # A wake adds one in the transaction that causes it; a chore sleeps only if it saw the latest.
+    sa.Column("wanted", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    sa.Column("cursor", JSONB(none_as_null=True)),
+    sa.Column("attempt", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("lease", sa.Uuid),
+    sa.Column("last_error", sa.Text),
+    _time("due_at", now=True),
+    _time("leased_until", nullable=True),
+    _time("last_ok_at", nullable=True),
+    sa.PrimaryKeyConstraint("tenant_id", "kind"),
+)
+
+alarms = sa.Table(
+    "alarms",
+    metadata,
+    _tenant(),
+    sa.Column("alarm_id", sa.Uuid, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("times", sa.Integer, nullable=False, server_default=sa.text("1")),
+    _time("opened_at", now=True),
+    _time("last_at", now=True),
+    _time("closed_at", nullable=True),
+    sa.PrimaryKeyConstraint("tenant_id", "alarm_id"),
+    sa.Index(
+        "alarms_open_uq",
+        "tenant_id",
+        "kind",
+        "subject",
+        unique=True,
+        postgresql_where=sa.text("closed_at IS NULL"),
+    ),
+)
+
+# One row per tenant whose CRM asked for, or earned, a pause: no call of any worker goes out before open_at.
+breakers = sa.Table(
+    "breakers",
+    metadata,
+    _tenant(),
+    sa.Column("failures", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("reason", sa.Text),
+    _time("open_at"),
+    sa.PrimaryKeyConstraint("tenant_id"),
+)
+
+config_versions = sa.Table(
+    "config_versions",
+    metadata,
+    _tenant(),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("document", sa.Text, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    _time("applied_at", now=True),
+    sa.PrimaryKeyConstraint("tenant_id", "version"),
+)

@@ -1,0 +1,178 @@
+"""Tenants: adding one, its hook and secrets, installing into its CRM and leaving it again."""
+
+from __future__ import annotations
+
+import secrets as random_secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from adapters import registry
+from adapters.base import Finding
+from adapters.outcome import CrmError
+from connector import chores, flags, manifest
+from connector.accept import token_hash
+from connector.database import new_id, unit
+from connector.errors import TurnlockError
+from connector.runtime import Runtime, Tenant
+from connector.tables import hooks, secrets
+from routing.tables import tenants
+
+#: Deliveries signed with the old secret are accepted this long after a new one is set.
+OLD_SECRET_LIVES = "24 hours"  # noqa: S105 - a duration, not a secret
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What an install did and what a human must still do."""
+
+    hook_url: str
+    agents: Mapping[str, int]
+    topics: tuple[str, ...]
+    by_hand: tuple[str, ...] = field(default=())
+
+
+def add_tenant(
+    runtime: Runtime, name: str, crm: str, *, base_url: str | None, parameters: Mapping[str, str],
+    secret_values: Mapping[str, str],
+) -> UUID:
+    """Add a tenant with its credentials and a hook. Raises :class:`TurnlockError` with every problem at once."""
+    if crm not in registry.names():
+        raise TurnlockError(f"no adapter for {crm!r}; there are: {', '.join(registry.names())}")
+    problems = []
+    known = {p["name"]: p for p in manifest.load()["adapters"][crm]["parameters"]}
+    for given in (*parameters, *secret_values):
+        if given not in known:
+            problems.append(f"{given}: {crm} has no such parameter; it has {', '.join(known)}")
+    for p in known.values():
+        given_in = secret_values if p["secure"] else parameters
+        other = parameters if p["secure"] else secret_values
+        if p["name"] in other:
+            how = "--secret" if p["secure"] else "--param"
+            problems.append(f"{p['name']}: give it with {how}")
+        elif p["required"] and not given_in.get(p["name"]) and "default" not in p:
+            how = "--secret" if p["secure"] else "--param"
+            problems.append(f"{p['name']}: missing; give it with {how} {p['name']} ({p['help']})")
+    if base_url is None and registry.adapter(crm).default_base_url is None:
+        problems.append(f"base URL: missing; {crm} has no address of its own, give it with --base-url")
+    if problems:
+        raise TurnlockError("\n".join(problems))
+    filled = {p["name"]: p["default"] for p in known.values() if "default" in p and not p["secure"]} | dict(parameters)
+    tenant_id = new_id()
+    try:
+        with unit(runtime.engine) as (conn, _):
+            conn.execute(
+                sa.insert(tenants).values(
+                    tenant_id=tenant_id, name=name, crm=crm, base_url=base_url, parameters=filled
+                )
+            )
+            flags.start_flags(conn, tenant_id, runtime.stages(conn))
+            for secret_name, value in secret_values.items():
+                _store_secret(runtime, conn, tenant_id, secret_name, value)
+            _new_hook(runtime, conn, tenant_id)
+    except IntegrityError:
+        raise TurnlockError(f"a tenant {name!r} exists already; choose another name") from None
+    return tenant_id
+
+
+def _store_secret(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, name: str, value: str) -> None:
+    conn.execute(
+        sa.insert(secrets).values(
+            tenant_id=tenant_id, secret_id=new_id(), name=name, sealed=runtime.vault.seal(tenant_id, name, value)
+        )
+    )
+
+
+def set_secret(runtime: Runtime, tenant: Tenant, name: str, value: str, *, at_once: bool = False) -> None:
+    """Set a new value. The old one stays live for :data:`OLD_SECRET_LIVES`, or ends `at_once`; at most two live."""
+    c = secrets.c
+    with unit(runtime.engine) as (conn, _):
+        of_name = sa.and_(c.tenant_id == tenant.tenant_id, c.name == name)
+        conn.execute(sa.delete(secrets).where(of_name, c.retires_at.is_not(None)))
+        if at_once:
+            conn.execute(sa.delete(secrets).where(of_name))
+        else:
+            conn.execute(
+                sa.update(secrets)
+                .where(of_name)
+                .values(retires_at=sa.func.clock_timestamp() + sa.cast(OLD_SECRET_LIVES, sa.Interval))
+            )
+        _store_secret(runtime, conn, tenant.tenant_id, name, value)
+
+
+def _new_hook(runtime: Runtime, conn: sa.Connection, tenant_id: UUID) -> None:
+    token = random_secrets.token_urlsafe(32)
+    conn.execute(
+        sa.insert(hooks).values(
+            tenant_id=tenant_id, hook_id=new_id(), token_hash=token_hash(token),
+            sealed_token=runtime.vault.seal(tenant_id, "hook_token", token),
+        )
+    )
+
+
+def hook_url(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> str:
+    """The address that this tenant's CRM posts to. It holds the hook's token: show it to the admin only."""
+    c = hooks.c
+    sealed = conn.execute(
+        sa.select(c.sealed_token).where(c.tenant_id == tenant.tenant_id).order_by(c.created_at.desc()).limit(1)
+    ).scalar_one()
+    return f"{runtime.settings.public_url}/hooks/{runtime.vault.open(tenant.tenant_id, 'hook_token', sealed)}"
+
+
+def install(runtime: Runtime, tenant: Tenant) -> Installed:
+    """Sync the agents, subscribe the hook, start the chores. Repeating it repairs what is missing."""
+    counts = chores.sync_agents(runtime, tenant)
+    with runtime.engine.connect() as conn:
+        url = hook_url(runtime, conn, tenant)
+        client = runtime.client(conn, tenant)
+    subscribed = tenant.adapter.subscribe(client, url)
+    with unit(runtime.engine) as (conn, _):
+        chores.schedule(conn, tenant.tenant_id)
+    runtime.wake()
+    topics = tuple(sorted({hook.topic for hook in subscribed.hooks if hook.active}))
+    return Installed(url, counts, topics, subscribed.by_hand)
+
+
+def uninstall(runtime: Runtime, tenant: Tenant, *, force: bool = False) -> int:
+    """Remove our hooks from the CRM and stop all work; how many hooks there were. Decisions and ledger stay.
+
+    With `force` it goes on when the CRM cannot be reached (the account is closed, the key revoked). Deliveries that
+    still come are answered 200 and ignored: 410 would be an error to some CRMs.
+    """
+    removed = 0
+    try:
+        with runtime.engine.connect() as conn:
+            url = hook_url(runtime, conn, tenant)
+            client = runtime.client(conn, tenant)
+        removed = tenant.adapter.unsubscribe(client, url)
+    except CrmError as error:
+        if not force:
+            raise TurnlockError(f"{error}\nThe hooks were not removed; try again, or use --force to go on") from error
+    with unit(runtime.engine) as (conn, _):
+        c = tenants.c
+        conn.execute(
+            # The name is free again for a later install; the row stays for the ledger's sake.
+            sa.update(tenants)
+            .where(c.tenant_id == tenant.tenant_id)
+            .values(status="removed", sending=False, name=f"{tenant.name} (removed {tenant.tenant_id.hex[-12:]})")
+        )
+        conn.execute(sa.delete(secrets).where(secrets.c.tenant_id == tenant.tenant_id))
+    return removed
+
+
+def check(runtime: Runtime, tenant: Tenant) -> list[Finding]:
+    """Prove the connection with read-only calls."""
+    with runtime.engine.connect() as conn:
+        url = hook_url(runtime, conn, tenant)
+        client = runtime.client(conn, tenant)
+    return tenant.adapter.check(client, url)
+
+
+def set_sending(runtime: Runtime, tenant: Tenant, sending: bool) -> None:
+    """Stop or start all sending to this tenant's CRM. Decisions go on; their writes wait."""
+    with unit(runtime.engine) as (conn, _):
+        conn.execute(sa.update(tenants).where(tenants.c.tenant_id == tenant.tenant_id).values(sending=sending))
+    runtime.wake()

@@ -1,0 +1,289 @@
+"""The worker: deciders, senders and a chore thread, woken within the process and by NOTIFY, with a slow look as a net.
+
+A board says which tenants have work of which kind; threads take tenants from it in turn, so that one tenant's burst
+or hanging CRM never occupies everybody.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from connector import log, work
+from connector.chores import run_chore
+from connector.database import is_outage, unit
+from connector.decide import Decider
+from connector.runtime import Runtime
+from connector.wake import CHANNEL
+from connector.writeback import Sender
+from routing.saving import Ordered
+
+# The net under lost wakes, and what makes rows due by time alone start: half a second late at most.
+_LOOK = 0.5
+# How long a stop waits for work in hand; longer than a sender's calls, shorter than what process managers grant.
+DRAIN = 20.0
+
+_EVENTS, _OWNERS, _NOTES, _CHORES = "events", "owners", "notes", "chores"
+_log = log.get("worker")
+
+
+class Board:
+    """Which tenants have work of a kind. At most `cap` threads serve one tenant of a kind at once."""
+
+    def __init__(self, caps: dict[str, int]) -> None:
+        self._caps = caps
+        self._changed = threading.Condition()
+        self._pending: dict[str, OrderedDict[UUID, None]] = {kind: OrderedDict() for kind in caps}
+        self._active: dict[str, Counter[UUID]] = {kind: Counter() for kind in caps}
+
+    def post(self, kind: str, tenant_id: UUID) -> None:
+        """This tenant may have work of this kind."""
+        with self._changed:
+            self._pending[kind].setdefault(tenant_id)
+            self._changed.notify_all()
+
+    def kick(self) -> None:
+        """Make every waiting thread look up (to stop, or for something beside the board)."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def take(self, kinds: Sequence[str], timeout: float, other: Callable[[], bool]) -> tuple[str, UUID] | None:
+        """The next tenant of the first of `kinds` that has one; None after `timeout`, or when `other` says so."""
+        ends = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                if other():
+                    return None
+                for kind in kinds:
+                    for tenant_id in self._pending[kind]:
+                        if self._active[kind][tenant_id] < self._caps[kind]:
+                            del self._pending[kind][tenant_id]
+                            self._active[kind][tenant_id] += 1
+                            return kind, tenant_id
+                left = ends - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def done(self, kind: str, tenant_id: UUID, *, more: bool) -> None:
+        """A thread is through with this tenant; with `more` it goes to the end of the line again."""
+        with self._changed:
+            self._active[kind][tenant_id] -= 1
+            if not self._active[kind][tenant_id]:
+                del self._active[kind][tenant_id]
+            if more:
+                self._pending[kind].setdefault(tenant_id)
+            self._changed.notify_all()
+
+
+class Worker:
+    """All threads of one process that do leased work."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        settings = runtime.settings
+        self._stopping = threading.Event()
+        self._look_now = threading.Event()
+        # One thread fewer than there are: a tenant whose CRM hangs leaves somebody for the others.
+        self._board = Board(
+            {
+                _EVENTS: max(1, settings.deciders - 1),
+                _OWNERS: max(1, settings.senders - 1),
+                # Notes are the slower lane: they never occupy more than half of the senders.
+                _NOTES: max(1, settings.senders // 2),
+                _CHORES: 1,
+            }
+        )
+        self._leased: queue.SimpleQueue[tuple[UUID, UUID, UUID]] = queue.SimpleQueue()
+        self._idle = 0
+        self._idle_lock = threading.Lock()
+        loops = [(f"decider-{n}", self._decide) for n in range(settings.deciders)]
+        loops += [(f"sender-{n}", self._sending) for n in range(settings.senders)]
+        loops += [("chores", self._chores), ("scout", self._scout), ("listener", self._listen)]
+        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops]
+
+    def start(self) -> None:
+        """Start all threads."""
+        self._runtime.wake.subscribe(self.woken)
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, drain: float = DRAIN) -> bool:
+        """Claim nothing more, finish what is in hand, give the rest back. False if something was still running."""
+        self._stopping.set()
+        self._board.kick()
+        ends = time.monotonic() + drain
+        for thread in self._threads:
+            thread.join(max(0.0, ends - time.monotonic()))
+        alive = any(thread.is_alive() for thread in self._threads)
+        self._give_back()
+        return not alive
+
+    def _give_back(self) -> None:
+        while True:
+            try:
+                tenant_id, lease, outbox_id = self._leased.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                with unit(self._runtime.engine) as (conn, _):
+                    work.return_outbox(
+                        conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped"
+                    )
+            except SQLAlchemyError:
+                return  # the lease runs out by itself
+
+    def woken(self, tenant_id: UUID | None) -> None:
+        """Somebody of this process stored work, for this tenant if they say so."""
+        if tenant_id is None:
+            self._board.kick()
+            self._look_now.set()
+        else:
+            self._board.post(_EVENTS, tenant_id)
+            self._board.post(_OWNERS, tenant_id)
+            self._board.post(_NOTES, tenant_id)
+
+    # -- loops ----------------------------------------------------------------------------------------------
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Run one step; an outage of the database is waited out for as long as it takes."""
+        try:
+            step()
+        except SQLAlchemyError as error:
+            if not is_outage(error):
+                _log.error("worker fault", **log.fault(error))
+            else:
+                _log.warning("database away", **log.fault(error))
+                self._runtime.database_lost()
+            self._stopping.wait(random.uniform(0.2, 1.0))  # noqa: S311 - so that all threads do not come back at once
+        except Exception as error:  # noqa: BLE001 - a thread that dies would stop the work in silence
+            _log.error("worker fault", **log.fault(error))
+            self._stopping.wait(1.0)
+
+    def _decide(self) -> None:
+        decider = Decider(self._runtime, self._hand_over, self._free_senders)
+
+        def step() -> None:
+            taken = self._board.take((_EVENTS,), 5.0, self._stopping.is_set)
+            if taken is None:
+                return
+            kind, tenant_id = taken
+            more = True
+            try:
+                more = decider.run(tenant_id) > 0
+            finally:
+                self._board.done(kind, tenant_id, more=more)
+
+        while not self._stopping.is_set():
+            self._guarded(step)
+
+    def _sending(self) -> None:
+        sender = Sender(self._runtime)
+
+        def step() -> None:
+            with self._idle_lock:
+                self._idle += 1
+            try:
+                taken = self._board.take(
+                    (_OWNERS, _NOTES), 5.0, lambda: self._stopping.is_set() or not self._leased.empty()
+                )
+            finally:
+                with self._idle_lock:
+                    self._idle -= 1
+            if self._stopping.is_set():
+                if taken is not None:
+                    self._board.done(*taken, more=False)
+                return
+            if taken is None:
+                try:
+                    leased = self._leased.get_nowait()
+                except queue.Empty:
+                    return
+                sender.send_leased(*leased)
+                return
+            kind, tenant_id = taken
+            more = True
+            try:
+                kinds = ("owner", "collaborator") if kind == _OWNERS else ("note",)
+                more = sender.run(tenant_id, kinds) > 0
+            finally:
+                self._board.done(kind, tenant_id, more=more)
+
+        while not self._stopping.is_set():
+            self._guarded(step)
+
+    def _free_senders(self) -> int:
+        return max(0, self._idle - self._leased.qsize())
+
+    def _hand_over(self, tenant_id: UUID, lease: UUID, ordered: Sequence[Ordered]) -> None:
+        for item in ordered:
+            if item.leased:
+                self._leased.put((tenant_id, lease, item.outbox_id))
+        if any(not item.leased for item in ordered):
+            self._board.post(_OWNERS, tenant_id)
+        self._board.kick()
+
+    def _chores(self) -> None:
+        def step() -> None:
+            taken = self._board.take((_CHORES,), 5.0, self._stopping.is_set)
+            if taken is None:
+                return
+            kind, tenant_id = taken
+            more = True
+            try:
+                more = run_chore(self._runtime, tenant_id)
+            finally:
+                self._board.done(kind, tenant_id, more=more)
+
+        while not self._stopping.is_set():
+            self._guarded(step)
+
+    def _scout(self) -> None:
+        """Looks for due rows: what became due by time, what another process stored, what a lost wake left."""
+
+        def step() -> None:
+            self._look_now.wait(_LOOK)
+            self._look_now.clear()
+            with self._runtime.engine.connect() as conn:
+                due = work.due_tenants(conn)
+            for row in due:
+                if row.events:
+                    self._board.post(_EVENTS, row.tenant_id)
+                if row.outbox:
+                    self._board.post(_OWNERS, row.tenant_id)
+                    self._board.post(_NOTES, row.tenant_id)
+                if row.chores:
+                    self._board.post(_CHORES, row.tenant_id)
+
+        while not self._stopping.is_set():
+            self._guarded(step)
+
+    def _listen(self) -> None:
+        """LISTEN on a connection of its own; a pooler in transaction mode cannot carry it (TURNLOCK_LISTEN_URL)."""
+        settings = self._runtime.settings
+        url = sa.make_url(settings.listen_url) if settings.listen_url else self._runtime.engine.url
+
+        def step() -> None:
+            dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
+            with psycopg.connect(dsn, autocommit=True, connect_timeout=5) as conn:
+                conn.execute(f"LISTEN {CHANNEL}")
+                while not self._stopping.is_set():
+                    for _ in conn.notifies(timeout=0.25, stop_after=1):
+                        self._look_now.set()
+
+        while not self._stopping.is_set():
+            try:
+                step()
+            except psycopg.Error as error:  # the scout's look covers what is missed meanwhile
+                _log.warning("listener lost", **log.fault(error))
+                self._stopping.wait(1.0)

@@ -1,0 +1,371 @@
+"""Write back: tell the CRM who the agent is, read before and after, and never against a human.
+
+A write is idempotent by value, so repeating it is safe as long as nothing newer exists on our side (the epoch) and
+nobody changed it in the CRM (the reading before). Each end is one transaction that re-checks the lease.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from adapters.base import Adapter, Capability
+from adapters.client import Client
+from adapters.outcome import CrmError, Outcome
+from connector import log, work
+from connector.agents import keep_agents
+from connector.alarms import open_alarm
+from connector.database import is_contention, is_outage, new_id, unit
+from connector.endings import confirm, gone, refuse, stale, supersede
+from connector.notes import note_text
+from connector.runtime import Runtime, Tenant
+from connector.tables import breakers
+from routing import tables as t
+from routing.model import AgentSeen, Lead, Role, UnassignedDefinition
+from routing.store import tenant_row
+
+# Several CRMs accept an inactive owner with 200: an agent not read for this long is read again before the write.
+_AGENT_FRESH = timedelta(seconds=60)
+# Real tries at the outside world before a human looks. With the backoff below that is about half an hour.
+_TRIES = 12
+_BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+# A worker this close to the end of its lease does not start a write: another may be about to take the row over.
+_LEASE_MARGIN = 15.0
+# The CRM refuses us as a whole (credentials, rights, address): a human must act, so looking once a minute is enough.
+_REFUSED_WAIT = 60.0
+
+_log = log.get("writeback")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One claimed outbox row with what its write needs."""
+
+    row: sa.Row[Any]
+    tenant: Tenant
+    lease: UUID
+    client: Client
+    lead_ref: str
+    agent_ref: str
+    agent_seen_at: datetime
+    expects_ref: str | None
+    epoch: int
+    definition: UnassignedDefinition
+    breaker_failures: int
+    now: datetime
+    deadline: float
+
+    @property
+    def adapter(self) -> Adapter:
+        """The code for this row's CRM."""
+        return self.tenant.adapter
+
+    @property
+    def sent(self) -> bool:
+        """Whether a write may have reached the CRM. An earlier claim may have died right after sending."""
+        return bool(self.row.sent) or self.row.claims > 1
+
+
+class Sender:
+    """Sends outbox rows. One per thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def run(self, tenant_id: UUID, kinds: Sequence[str]) -> int:
+        """Claim one due row of these kinds and send it; how many there were."""
+        lease = new_id()
+        with unit(self._runtime.engine) as (conn, _):
+            rows = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1)
+        for row in rows:
+            self._send(tenant_id, lease, row)
+        return len(rows)
+
+    def send_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> None:
+        """Send a row that was born leased. Nothing happens when the lease is over or sending was stopped."""
+        with self._runtime.engine.connect() as conn:
+            row = work.leased_outbox(conn, tenant_id, lease, outbox_id)
+        if row is not None:
+            self._send(tenant_id, lease, row)
+
+    def _send(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> None:
+        tenant: Tenant | None = None
+        try:
+            with self._runtime.engine.connect() as conn:
+                tenant = self._runtime.tenant(conn, tenant_id)
+                wait = work.breaker_wait(conn, tenant_id)
+                job = self._job(conn, tenant, lease, row) if not wait else None
+            if job is None:
+                self._return(tenant_id, lease, row, after=wait, counts=False, reason="crm_paused")
+                return
+            {"owner": self._owner, "collaborator": self._collaborator, "note": self._note}[row.kind](job)
+            if job.breaker_failures:
+                with unit(self._runtime.engine) as (conn, _):
+                    conn.execute(sa.delete(breakers).where(breakers.c.tenant_id == tenant_id))
+        except CrmError as error:
+            self._crm_failed(tenant_id, lease, row, error, tenant)
+        except SQLAlchemyError as error:
+            if is_outage(error):
+                raise
+            _log.warning("write-back interrupted", tenant=str(tenant_id), **log.fault(error))
+            counts = not is_contention(error)
+            self._return(tenant_id, lease, row, after=1.0, counts=counts, reason="fault", sent=True)
+        except Exception as error:  # noqa: BLE001 - one row must never take its sender down with it
+            _log.error("write-back failed", tenant=str(tenant_id), **log.fault(error))
+            self._return(tenant_id, lease, row, after=5.0, counts=True, reason="fault", sent=True)
+
+    def _job(self, conn: sa.Connection, tenant: Tenant, lease: UUID, row: sa.Row[Any]) -> Job:
+        lr, ar, a, s, b = t.lead_refs.c, t.agent_refs.c, t.agents.c, t.lead_roles.c, breakers.c
+        tenant_id = tenant.tenant_id
+
+        def agent_ref(agent_id: Any) -> Any:
+            return (
+                sa.select(ar.ref)
+                .where(ar.tenant_id == tenant_id, ar.agent_id == agent_id)
+                .order_by(ar.ref)
+                .limit(1)
+                .scalar_subquery()
+            )
+
+        found = conn.execute(
+            sa.select(
+                sa.func.clock_timestamp().label("now"),
+                # A merge adds a ref: the newest is the one the CRM answers to.
+                sa.select(lr.ref)
+                .where(lr.tenant_id == tenant_id, lr.lead_id == row.lead_id)
+                .order_by(lr.created_at.desc(), lr.ref)
+                .limit(1)
+                .scalar_subquery()
+                .label("lead_ref"),
+                agent_ref(row.agent_id).label("agent_ref"),
+                agent_ref(row.expects_agent_id).label("expects_ref"),
+                sa.select(a.seen_at)
+                .where(a.tenant_id == tenant_id, a.agent_id == row.agent_id)
+                .scalar_subquery()
+                .label("seen_at"),
+                sa.select(s.epoch)
+                .where(s.tenant_id == tenant_id, s.lead_id == row.lead_id, s.role == row.role)
+                .scalar_subquery()
+                .label("epoch"),
+                sa.select(b.failures).where(b.tenant_id == tenant_id).scalar_subquery().label("failures"),
+            )
+        ).one()
+        return Job(
+            row=row,
+            tenant=tenant,
+            lease=lease,
+            client=self._runtime.client(conn, tenant),
+            lead_ref=found.lead_ref,
+            agent_ref=found.agent_ref,
+            agent_seen_at=found.seen_at,
+            expects_ref=found.expects_ref,
+            epoch=found.epoch,
+            definition=tenant_row(conn, tenant_id).unassigned,
+            breaker_failures=found.failures or 0,
+            now=found.now,
+            deadline=time.monotonic() + work.LEASE.total_seconds() - _LEASE_MARGIN,
+        )
+
+    # -- the owner ------------------------------------------------------------------------------------------
+
+    def _owner(self, job: Job) -> None:
+        runtime, row = self._runtime, job.row
+        if row.epoch < job.epoch:
+            stale(runtime, job, "newer_epoch")
+            return
+        if job.now - job.agent_seen_at > _AGENT_FRESH and not self._agent_active(job):
+            refuse(runtime, job, sent=job.sent)
+            return
+        sent, empty = job.sent, row.empty_writes
+        while True:
+            lead = self._read(job)
+            if lead is None:
+                gone(runtime, job, sent=sent)
+                return
+            if lead.owner_ref == job.agent_ref:
+                confirm(runtime, job, lead)
+                return
+            if not self._may_write(job, lead):
+                supersede(runtime, job, lead.owner_ref, sent=sent)
+                return
+            if time.monotonic() > job.deadline:
+                self._return(job.tenant.tenant_id, job.lease, row, after=0.0, counts=False, reason="late", sent=sent)
+                return
+            try:
+                written = job.adapter.set_owner(job.client, lead, job.agent_ref)
+            except CrmError as error:
+                if error.outcome is Outcome.REFUSED and not self._agent_active(job):
+                    refuse(runtime, job, sent=sent)
+                    return
+                if error.outcome is Outcome.CONFLICT:
+                    continue
+                raise
+            sent = True
+            if written.conflict:
+                continue  # somebody changed the owner between our reading and our write: look again
+            stored = written.owner_ref
+            if Capability.WRITE_ANSWERS_OWNER not in job.adapter.capabilities:
+                after = self._read(job)
+                stored = after.owner_ref if after else None
+            if stored == job.agent_ref:
+                confirm(runtime, job, lead)
+                return
+            if stored is not None and stored not in job.definition.user_refs:
+                supersede(runtime, job, stored, sent=True)
+                return
+            empty += 1
+            if empty >= 2:
+                # Accepted twice and still nobody: the CRM does not take this agent, whatever it answers.
+                refuse(runtime, job, sent=False)
+                return
+
+    def _may_write(self, job: Job, lead: Lead) -> bool:
+        if job.definition.covers(lead):
+            return True
+        return job.expects_ref is not None and lead.owner_ref == job.expects_ref
+
+    def _read(self, job: Job) -> Lead | None:
+        return job.adapter.fetch_leads(job.client, [job.lead_ref]).get(job.lead_ref)
+
+    def _agent_active(self, job: Job) -> bool:
+        seen: AgentSeen | None = job.adapter.get_agent(job.client, job.agent_ref)
+        with unit(self._runtime.engine) as (conn, now):
+            found = seen or AgentSeen(ref=job.agent_ref, name="", active=False)
+            keep_agents(self._runtime, conn, job.tenant.tenant_id, [found], now)
+        return seen is not None and seen.active
+
+    # -- collaborators and notes ----------------------------------------------------------------------------
+
+    def _collaborator(self, job: Job) -> None:
+        for write in (True, False):
+            lead = self._read(job)
+            if lead is None:
+                gone(self._runtime, job, sent=job.sent)
+            elif job.agent_ref in lead.collaborator_refs:
+                confirm(self._runtime, job, lead)
+            elif lead.owner_ref == job.agent_ref:
+                stale(self._runtime, job, "already_on_lead")
+            elif write:
+                job.adapter.add_collaborator(job.client, lead, job.agent_ref)
+                continue
+            else:
+                self._return(
+                    job.tenant.tenant_id, job.lease, job.row, after=5.0, counts=True, reason="not_kept", sent=True
+                )
+            return
+
+    def _note(self, job: Job) -> None:
+        """Once: a repeat, after a crash or a lost answer, looks for its own marker first."""
+        with self._runtime.engine.connect() as conn:
+            subject, body, marker = note_text(conn, job.tenant.tenant_id, job.row)
+        if not (job.sent and job.adapter.find_note(job.client, job.lead_ref, marker)):
+            job.adapter.add_note(job.client, job.lead_ref, subject, body)
+        with unit(self._runtime.engine) as (conn, _):
+            work.end_outbox(conn, job.tenant.tenant_id, job.lease, job.row.outbox_id, state="confirmed")
+
+    # -- what went wrong ------------------------------------------------------------------------------------
+
+    def _crm_failed(
+        self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], error: CrmError, tenant: Tenant | None
+    ) -> None:
+        _log.warning(
+            "crm call failed",
+            tenant=tenant.name if tenant else str(tenant_id),
+            outcome=error.outcome.value,
+            status=error.status,
+            attempt=row.attempt,
+            kind=row.kind,
+        )
+        jitter = random.uniform(1.0, 1.2)  # noqa: S311 - spreads retries, no secret
+        backoff = _BACKOFF[min(row.attempt, len(_BACKOFF) - 1)] * jitter
+        outcome = error.outcome
+        if outcome is Outcome.WAIT:
+            # Never before Retry-After; the whole tenant waits, because CRMs count all calls of an account.
+            after = max(error.retry_after * jitter if error.retry_after else backoff, 0.2)
+            with unit(self._runtime.engine) as (conn, _):
+                work.shut_breaker(conn, tenant_id, seconds=after, reason="crm_asked_to_wait")
+                self._put_back(conn, tenant_id, lease, row, after=after, counts=False, reason=outcome.value)
+            return
+        if outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
+            with unit(self._runtime.engine) as (conn, _):
+                work.shut_breaker(conn, tenant_id, seconds=_REFUSED_WAIT, reason=outcome.value)
+                open_alarm(conn, tenant_id, "crm_refuses_us", outcome.value, error.text)
+                self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
+            return
+        if outcome is Outcome.GONE:
+            with self._runtime.engine.connect() as conn:
+                tenant = self._runtime.tenant(conn, tenant_id)
+                job = self._job(conn, tenant, lease, row)
+            if row.kind == "note":
+                stale(self._runtime, job, "gone")
+            else:
+                gone(self._runtime, job, sent=job.sent)
+            return
+        if row.attempt + 1 >= _TRIES or outcome is Outcome.REFUSED:
+            self._park(tenant_id, lease, row, f"{outcome.value}_{error.status or error.fault or 'no_answer'}", error)
+            return
+        with unit(self._runtime.engine) as (conn, _):
+            if outcome is Outcome.NOT_SENT and error.status is None:
+                # Nobody is there: one look per pause for the whole tenant instead of one per waiting row.
+                work.shut_breaker(conn, tenant_id, seconds=min(backoff, 30.0), reason=outcome.value)
+            sent = {"sent": True} if outcome is Outcome.UNKNOWN else {}
+            self._put_back(conn, tenant_id, lease, row, after=backoff, counts=True, reason=outcome.value, **sent)
+
+    def _return(
+        self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], *, after: float, counts: bool, reason: str, **values: Any
+    ) -> None:
+        if counts and row.attempt + 1 >= _TRIES:
+            self._park(tenant_id, lease, row, reason, None)
+            return
+        with unit(self._runtime.engine) as (conn, _):
+            self._put_back(conn, tenant_id, lease, row, after=after, counts=counts, reason=reason, **values)
+
+    def _put_back(
+        self,
+        conn: sa.Connection,
+        tenant_id: UUID,
+        lease: UUID,
+        row: sa.Row[Any],
+        *,
+        after: float,
+        counts: bool,
+        reason: str,
+        **values: Any,
+    ) -> None:
+        work.return_outbox(
+            conn,
+            tenant_id,
+            lease,
+            row.outbox_id,
+            after=timedelta(seconds=after),
+            counts=counts,
+            reason=reason,
+            **values,
+        )
+
+    def _park(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], reason: str, error: CrmError | None) -> None:
+        """At the limit: a note is given up, a write stays open until a human replays it or gives it up."""
+        with unit(self._runtime.engine) as (conn, _):
+            state = "given_up" if row.kind == "note" else "parked"
+            if work.end_outbox(conn, tenant_id, lease, row.outbox_id, state=state, reason=reason[:60], sent=True):
+                text = error.text if error else "a write to the CRM failed again and again"
+                open_alarm(
+                    conn,
+                    tenant_id,
+                    f"{row.kind}_not_written",
+                    reason[:60],
+                    f"{text} See `turnlock parked`; `turnlock replay` tries again.",
+                )
+
+
+def role_of(row: sa.Row[Any]) -> Role:
+    """The role an outbox row is about."""
+    return Role(row.role)

@@ -1,0 +1,291 @@
+"""One decision: which rule wins, which agent gets the lead, who was passed over and why.
+
+Pure: decides from a :class:`Snapshot` read under the locks and returns values. A :class:`Bench` holds the lines of
+the locked queues while a unit of several leads is decided in order; the store saves what it ends with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from routing import ledger, rotation
+from routing.model import Agent, Flag, Lead, Reason, Role, Skip, Target, TargetKind, WhenNobody
+from routing.rotation import Line, Pick
+from routing.rules import RuleSet
+from routing.skips import Unavailable, unavailable
+
+
+class Outcome(StrEnum):
+    """What a decision came to."""
+
+    ASSIGNED = "assigned"
+    HELD = "held"
+    LEFT = "left"
+    PARKED = "parked"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """A queue as read under its lock. ``held`` says that older leads wait in it; ranks below ``next_rank`` are used."""
+
+    queue_id: UUID
+    name: str
+    line: Line
+    when_nobody: WhenNobody = WhenNobody.HOLD
+    fallback_queue_id: UUID | None = None
+    default_agent_id: UUID | None = None
+    held: bool = False
+    next_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What routing needs to know of a tenant's configuration, at one version of it.
+
+    ``target_agents`` are the agents whom rules name directly.
+    """
+
+    config_version: int
+    flags: frozenset[Flag]
+    rules: RuleSet
+    default_queue_id: UUID | None
+    queue_names: Mapping[UUID, str]
+    target_agents: frozenset[UUID] = frozenset()
+
+    def first_queue(self, lead: Lead, role: Role) -> UUID | None:
+        """The queue that `lead` would be decided in first; None when its first choice is no queue."""
+        if Flag.RULES in self.flags:
+            rule, _ = self.rules.first_match(lead, role)
+            if rule is not None:
+                return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None)
+        return self.default_queue_id if role is Role.OWNER else None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One lead to decide in one role. ``holders`` are agents who hold it in another role."""
+
+    lead_id: UUID
+    lead: Lead
+    role: Role = Role.OWNER
+    was_held: bool = False
+    existing_owner: UUID | None = None
+    holders: frozenset[UUID] = frozenset()
+    declined: frozenset[UUID] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The outcome for one case. ``record`` is JSON-safe: everything that "why?" is answered from.
+
+    ``turn`` is the data of the ledger entry where a turn was taken.
+    """
+
+    lead_id: UUID
+    role: Role
+    outcome: Outcome
+    reason: Reason | None = None
+    rule: str | None = None
+    queue_id: UUID | None = None
+    agent_id: UUID | None = None
+    pick: Pick | None = None
+    turn: Mapping[str, Any] | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+class NeedQueues(Exception):
+    """The decision reaches a queue that is not locked yet: the unit starts again with the union."""
+
+    def __init__(self, queue_ids: Iterable[UUID]) -> None:
+        self.queue_ids = frozenset(queue_ids)
+        super().__init__("a further queue is needed")
+
+
+class Bench:
+    """Decides the cases of one unit in order, moving the lines of its locked queues in memory."""
+
+    def __init__(
+        self, plan: Plan, agents: Mapping[UUID, Agent], queues: Mapping[UUID, QueueState], now: datetime
+    ) -> None:
+        self.plan = plan
+        self.agents = agents
+        self.queues = queues
+        self.now = now
+        self.lines = {queue_id: q.line for queue_id, q in queues.items()}
+        self.held = {queue_id for queue_id, q in queues.items() if q.held}
+
+    def decide(self, case: Case) -> Decision:
+        """Decide `case`. Raises :class:`NeedQueues`; then nothing that this bench did may be kept."""
+        return _Attempt(self, case).run()
+
+
+class _Attempt:
+    def __init__(self, bench: Bench, case: Case) -> None:
+        self.bench = bench
+        self.case = case
+        self.flags = bench.plan.flags
+        self.rule: str | None = None
+        self.record: dict[str, Any] = {}
+        self.paths: list[dict[str, Any]] = []
+
+    def run(self) -> Decision:
+        case, plan = self.case, self.bench.plan
+        if case.role is Role.OWNER and Flag.RULES in self.flags and case.existing_owner is not None:
+            # The default for every newcomer: the same person goes to the agent who has them, before any rule.
+            decision = self._existing_owner()
+            if decision is not None:
+                return decision
+        if Flag.RULES in self.flags:
+            tried: list[Any] = []
+            self.record["tried"] = tried
+            for attempt in plan.rules.tries(case.lead, case.role):
+                tried.append(attempt.as_json())
+                if attempt.matched:
+                    self.rule = attempt.rule.name
+                    decision = self._targets(attempt.rule.targets)
+                    if decision is not None:
+                        return decision
+            self.rule = None
+        if case.role is Role.COLLABORATOR:
+            return self._end(Outcome.LEFT, Reason.NO_RULE)
+        if plan.default_queue_id is None:
+            return self._end(Outcome.HELD, Reason.NO_RULE)
+        decision = self._targets((Target(TargetKind.QUEUE, plan.default_queue_id),))
+        assert decision is not None  # noqa: S101 - a queue always ends in a decision
+        return decision
+
+    def _end(self, outcome: Outcome, reason: Reason | None, **more: Any) -> Decision:
+        if self.paths:
+            self.record["paths"] = self.paths
+        return Decision(self.case.lead_id, self.case.role, outcome, reason, rule=self.rule, record=self.record, **more)
+
+    def _assigned(self, how: str, agent_id: UUID, **more: Any) -> Decision:
+        self.record["how"] = how
+        return self._end(Outcome.ASSIGNED, None, agent_id=agent_id, **more)
+
+    def _targets(self, targets: tuple[Target, ...]) -> Decision | None:
+        """Walk a fallback chain. None: it was only an existing owner that is not there, so the next rule is tried."""
+        home: UUID | None = None  # where the lead waits when the chain ends: its first choice among the queues
+        reason = Reason.NO_IDENTITY_MATCH
+        for target in targets:
+            if target.kind is TargetKind.LEAVE_ALONE:
+                return self._end(Outcome.LEFT, Reason.LEFT_BY_RULE)
+            if target.kind is TargetKind.EXISTING_OWNER:
+                decision = self._existing_owner()
+            elif target.kind is TargetKind.AGENT:
+                assert target.id is not None  # noqa: S101 - the configuration gives every agent target its agent
+                decision, reason = self._agent(target.id, "agent")
+            else:
+                assert target.id is not None  # noqa: S101 - likewise
+                if target.id not in self.bench.plan.queue_names:
+                    reason = Reason.TARGET_MISSING
+                    self.paths.append({"queue": str(target.id), "why": reason.value})
+                    continue
+                home = home or target.id
+                decision = self._queue(target.id)
+            if decision is not None:
+                return decision
+        if home is not None:
+            return self._when_nobody(home)
+        if reason is Reason.NO_IDENTITY_MATCH:
+            return None
+        return self._end(Outcome.HELD, reason)
+
+    def _existing_owner(self) -> Decision | None:
+        agent_id = self.case.existing_owner
+        agent = self.bench.agents.get(agent_id) if agent_id else None
+        if agent is None:
+            self.paths.append({"existing_owner": None, "why": Reason.NO_IDENTITY_MATCH.value})
+            return None
+        # Only deactivation stops it: someone's own client goes to them on their day off, too.
+        if not agent.active or agent.refused:
+            self.paths.append({"existing_owner": str(agent.agent_id), "why": Skip.DEACTIVATED.value})
+            return None
+        return self._assigned("existing_owner", agent.agent_id)
+
+    def _agent(self, agent_id: UUID, how: str) -> tuple[Decision | None, Reason]:
+        agent = self.bench.agents.get(agent_id)
+        if agent is None:
+            self.paths.append({"agent": str(agent_id), "why": Reason.TARGET_MISSING.value})
+            return None, Reason.TARGET_MISSING
+        away = self._away(agent, 1)
+        if away is not None:
+            self.paths.append({"agent": str(agent_id), "why": away.skip.value, "detail": away.detail})
+            return None, Reason.TARGET_AWAY
+        return self._assigned(how, agent_id), Reason.TARGET_AWAY
+
+    def _away(self, agent: Agent, weight: int) -> Unavailable | None:
+        return unavailable(
+            agent,
+            weight,
+            self.bench.now,
+            self.case.holders,
+            declined=self.case.declined,
+            skips=Flag.SKIPS in self.flags,
+            weights=Flag.WEIGHTS in self.flags,
+        )
+
+    def _queue(self, queue_id: UUID) -> Decision | None:
+        """The rotation's answer, or None when nobody of the queue is available."""
+        bench = self.bench
+        queue = bench.queues.get(queue_id)
+        if queue is None:
+            raise NeedQueues([queue_id])
+        if queue_id in bench.held and not self.case.was_held:
+            # Older leads wait here. The drain decides all in order, so that nobody overtakes.
+            return self._end(Outcome.HELD, Reason.BEHIND_HELD, queue_id=queue_id)
+        line = bench.lines[queue_id]
+        away = [
+            out for place in line.places if (out := self._away(bench.agents[place.agent_id], place.weight)) is not None
+        ]
+        gone = {out.agent_id for out in away}
+        available = [p.agent_id for p in line.places if p.agent_id not in gone]
+        path: dict[str, Any] = {
+            "queue": str(queue_id),
+            "unavailable": [{"agent": str(out.agent_id), "skip": out.skip.value, "detail": out.detail} for out in away],
+        }
+        self.paths.append(path)
+        if not available:
+            path["why"] = (Reason.NOBODY_AVAILABLE if line.places else Reason.QUEUE_EMPTY).value
+            return None
+        if Flag.ROTATION not in self.flags:
+            first = rotation.first_by_rank(line.places, available)
+            assert first is not None  # noqa: S101 - somebody is available
+            return self._assigned("rank", first, queue_id=queue_id)
+        pick, after = rotation.pick(line, available)
+        if pick is None:
+            path["why"] = Reason.NOBODY_AVAILABLE.value
+            return None
+        bench.lines[queue_id] = after
+        path["position"] = [line.position, after.position]
+        path["passed_over"] = [str(a) for a in pick.passed_over]
+        turn = ledger.turn_data(pick, after, gone)
+        return self._assigned(pick.how.value, pick.agent_id, queue_id=queue_id, pick=pick, turn=turn)
+
+    def _when_nobody(self, queue_id: UUID) -> Decision:
+        """Nobody in the whole chain: the policy of the lead's own queue decides."""
+        bench = self.bench
+        seen = {queue_id}
+        queue = bench.queues[queue_id]
+        reason = Reason.QUEUE_EMPTY if not queue.line.places else Reason.NOBODY_AVAILABLE
+        while queue.when_nobody is WhenNobody.FALLBACK_QUEUE and queue.fallback_queue_id is not None:
+            following = queue.fallback_queue_id
+            if following in seen or following not in bench.plan.queue_names:
+                break
+            seen.add(following)
+            decision = self._queue(following)
+            if decision is not None:
+                return decision
+            queue = bench.queues[following]
+        if queue.when_nobody is WhenNobody.DEFAULT_AGENT and queue.default_agent_id is not None:
+            decision, _ = self._agent(queue.default_agent_id, "default_agent")
+            if decision is not None:
+                return decision
+        if queue.when_nobody is WhenNobody.LEAVE_UNASSIGNED:
+            return self._end(Outcome.LEFT, Reason.LEFT_BY_QUEUE, queue_id=queue_id)
+        return self._end(Outcome.HELD, reason, queue_id=queue_id)

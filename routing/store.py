@@ -1,0 +1,347 @@
+"""Locks and loads: what a decision may see, read in the one right order.
+
+Works on the caller's connection and never commits. SQLAlchemy Core selecting columns only: an ORM entity already in
+the session would be handed back with the values it had before the lock was granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from routing import tables as t
+from routing.decide import Plan, QueueState
+from routing.model import (
+    Agent,
+    Flag,
+    Hours,
+    Role,
+    Rule,
+    Target,
+    TargetKind,
+    UnassignedDefinition,
+    WhenNobody,
+)
+from routing.rotation import Line, Owed, OwedKind, Place
+from routing.rules import RuleSet
+
+
+class ConfigurationChanged(Exception):
+    """The configuration moved between classification and lock: the unit starts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRow:
+    """The tenant's configuration row, with its flags."""
+
+    tenant_id: UUID
+    config_version: int
+    flag_version: int
+    flags: frozenset[Flag]
+    default_queue_id: UUID | None
+    unassigned: UnassignedDefinition
+    released: str
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Changes whenever a decision could come out differently for the same lead and line."""
+        return self.config_version, self.flag_version
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRow:
+    """Where one lead stands in one role."""
+
+    lead_id: UUID
+    role: Role
+    state: str
+    reason: str | None
+    agent_id: UUID | None
+    queue_id: UUID | None
+    seq: int
+    epoch: int
+    confirmed_version: int | None
+    facts_digest: bytes | None
+    releases: Sequence[str]
+    since: datetime
+
+
+# -- configuration ------------------------------------------------------------------------------------------
+
+
+def tenant_row(conn: sa.Connection, tenant_id: UUID, *, share: bool = False) -> TenantRow:
+    """The configuration row as of now. `share` locks it against change until the transaction ends."""
+    flags_on = (
+        sa.select(sa.func.coalesce(sa.func.array_agg(t.flags.c.flag), sa.cast([], sa.ARRAY(sa.Text))))
+        .where(t.flags.c.tenant_id == tenant_id, t.flags.c.mode == "on")
+        .scalar_subquery()
+    )
+    c = t.tenants.c
+    query = sa.select(
+        c.config_version, c.flag_version, c.default_queue_id, c.unassigned, c.released, flags_on.label("flags_on")
+    ).where(c.tenant_id == tenant_id)
+    if share:
+        # Last resort of a unit that lost to configuration changes three times: hold them off while it decides.
+        query = query.with_for_update(read=True, of=t.tenants)
+    row = conn.execute(query).one()
+    known = {f.value for f in Flag}
+    return TenantRow(
+        tenant_id=tenant_id,
+        config_version=row.config_version,
+        flag_version=row.flag_version,
+        flags=frozenset(Flag(f) for f in row.flags_on if f in known),
+        default_queue_id=row.default_queue_id,
+        unassigned=UnassignedDefinition(
+            user_refs=frozenset(row.unassigned.get("users", ())),
+            pond_refs=frozenset(row.unassigned.get("ponds", ())),
+            include_unclaimed=bool(row.unassigned.get("unclaimed", False)),
+        ),
+        released=row.released,
+    )
+
+
+def load_plan(conn: sa.Connection, tenant: TenantRow) -> Plan:
+    """Rules and queue names of `tenant`. Compiling rules is dear: callers cache by ``tenant.version``."""
+    rules: list[Rule] = []
+    if Flag.RULES in tenant.flags:
+        r = t.rules.c
+        for row in conn.execute(
+            sa.select(t.rules).where(r.tenant_id == tenant.tenant_id).order_by(r.role, r.precedence)
+        ):
+            targets = tuple(Target(TargetKind(x["kind"]), UUID(x["id"]) if x.get("id") else None) for x in row.targets)
+            rules.append(Rule(row.name, row.precedence, Role(row.role), row.condition, targets))
+    q = t.queues.c
+    names = conn.execute(sa.select(q.queue_id, q.name).where(q.tenant_id == tenant.tenant_id, q.active))
+    return Plan(
+        config_version=tenant.config_version,
+        flags=tenant.flags,
+        rules=RuleSet(rules),
+        default_queue_id=tenant.default_queue_id,
+        queue_names={row.queue_id: row.name for row in names},
+        target_agents=frozenset(
+            x.id for rule in rules for x in rule.targets if x.kind is TargetKind.AGENT and x.id is not None
+        ),
+    )
+
+
+# -- locks: leads, then identities, then queues; each class in one statement, ordered by key ------------------
+
+
+def lock_leads(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> dict[UUID, int]:
+    """Lock these leads and give their versions. First in the lock order.
+
+    Protects: where a lead stands (``lead_roles``) and its open writes. Waiting is right: another worker is deciding
+    or confirming this very lead. FOR NO KEY UPDATE, so that rows that refer to the lead can still be inserted.
+    """
+    if not lead_ids:
+        return {}
+    c = t.leads.c
+    rows = conn.execute(
+        sa.select(c.lead_id, c.version)
+        .where(c.tenant_id == tenant_id, c.lead_id == sa.any_(sa.cast(sorted(lead_ids), sa.ARRAY(sa.Uuid))))
+        .order_by(c.lead_id)
+        .with_for_update(key_share=True)
+    )
+    return {row.lead_id: row.version for row in rows}
+
+
+def lock_identities(conn: sa.Connection, tenant_id: UUID, digests: Collection[bytes]) -> None:
+    """Lock these identities. After the leads, before the queues.
+
+    Protects: one person under two lead ids at once; the second waits here and then sees the first's agent.
+    """
+    if not digests:
+        return
+    c = t.identities.c
+    conn.execute(
+        sa.select(c.digest)
+        .where(c.tenant_id == tenant_id, c.digest == sa.any_(sa.cast(sorted(digests), sa.ARRAY(sa.LargeBinary))))
+        .order_by(c.digest)
+        .with_for_update(key_share=True)
+    ).all()
+
+
+def lock_queues(conn: sa.Connection, tenant_id: UUID, queue_ids: Collection[UUID]) -> list[UUID]:
+    """Lock these queues' rows: the only place in the project that does. After the leads and identities.
+
+    Protects: position, floor, ledger sequence, the members' tags and the owed turns of the queue. Everything about
+    a line is read *after* this returns, in further statements: a join that waited for the lock would hand back the
+    members as they were before it. Waiting is right: whoever holds the row is taking the turn before ours, and
+    lock_timeout bounds it. FOR NO KEY UPDATE, so that inserts of rows that refer to the queue are not blocked.
+    """
+    if not queue_ids:
+        return []
+    c = t.queues.c
+    rows = conn.execute(
+        sa.select(c.queue_id)
+        .where(c.tenant_id == tenant_id, c.queue_id == sa.any_(sa.cast(sorted(queue_ids), sa.ARRAY(sa.Uuid))))
+        .order_by(c.queue_id)
+        .with_for_update(key_share=True)
+    )
+    return [row.queue_id for row in rows]
+
+
+# -- reads under the locks -----------------------------------------------------------------------------------
+
+
+def load_roles(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> dict[tuple[UUID, Role], RoleRow]:
+    """Where these leads stand. Call with the leads locked."""
+    if not lead_ids:
+        return {}
+    c = t.lead_roles.c
+    rows = conn.execute(
+        sa.select(
+            c.lead_id,
+            c.role,
+            c.state,
+            c.reason,
+            c.agent_id,
+            c.queue_id,
+            c.seq,
+            c.epoch,
+            c.confirmed_version,
+            c.facts_digest,
+            c.releases,
+            c.since,
+        ).where(c.tenant_id == tenant_id, c.lead_id == sa.any_(sa.cast(list(lead_ids), sa.ARRAY(sa.Uuid))))
+    )
+    found = {}
+    for row in rows:
+        values = row._asdict()
+        values["role"] = Role(values["role"])
+        found[row.lead_id, values["role"]] = RoleRow(**values)
+    return found
+
+
+def load_agents(
+    conn: sa.Connection, tenant_id: UUID, flags: frozenset[Flag], agent_ids: Collection[UUID] | None = None
+) -> dict[UUID, Agent]:
+    """Agents as Turnlock knows them now, those asked for or all."""
+    a, r = t.agents.c, t.agent_refs.c
+    columns = [a.agent_id, a.name, a.active, a.refused_at]
+    if Flag.SKIPS in flags:
+        columns += [a.paused_by_crm, a.paused_by_admin, a.zone, a.hours]
+    query = (
+        sa.select(*columns, r.ref)
+        .join(t.agent_refs, (r.tenant_id == a.tenant_id) & (r.agent_id == a.agent_id))
+        .where(a.tenant_id == tenant_id)
+        .order_by(r.ref)
+    )
+    if agent_ids is not None:
+        query = query.where(a.agent_id == sa.any_(sa.cast(list(agent_ids), sa.ARRAY(sa.Uuid))))
+    found: dict[UUID, Agent] = {}
+    for row in conn.execute(query):
+        more: dict[str, Any] = {}
+        if Flag.SKIPS in flags:
+            more = {"paused_by_crm": row.paused_by_crm, "paused_by_admin": row.paused_by_admin, "zone": row.zone}
+            if row.hours is not None:
+                more["hours"] = Hours({int(d): tuple((x, y) for x, y in spans) for d, spans in row.hours.items()})
+        found[row.agent_id] = Agent(
+            agent_id=row.agent_id,
+            ref=row.ref,
+            name=row.name,
+            active=row.active,
+            refused=row.refused_at is not None,
+            **more,
+        )
+    return found
+
+
+def load_queues(
+    conn: sa.Connection, tenant_id: UUID, flags: frozenset[Flag], queue_ids: Collection[UUID]
+) -> dict[UUID, QueueState]:
+    """Queues with their lines. Call with :func:`lock_queues` granted, or for showing only."""
+    if not queue_ids:
+        return {}
+    wanted = sa.cast(list(queue_ids), sa.ARRAY(sa.Uuid))
+    q, m, o, lr = t.queues.c, t.members.c, t.owed_turns.c, t.lead_roles.c
+    turning = Flag.ROTATION in flags
+    weighted = Flag.WEIGHTS in flags
+    columns = [m.queue_id, m.agent_id, m.rank]
+    columns += [m.tag, m.last_turn] if turning else []
+    columns += [m.weight] if weighted else []
+    places: dict[UUID, list[Place]] = {queue_id: [] for queue_id in queue_ids}
+    for row in conn.execute(
+        sa.select(*columns).where(m.tenant_id == tenant_id, m.queue_id == sa.any_(wanted)).order_by(m.rank)
+    ):
+        if turning and row.tag is None:
+            continue  # joined while the rotation was off; the flag's `on` brings them into the line
+        places[row.queue_id].append(
+            Place(
+                agent_id=row.agent_id,
+                rank=row.rank,
+                weight=row.weight if weighted else 1,
+                tag=row.tag if turning else 0,
+                last=row.last_turn if turning else 0,
+            )
+        )
+    owed: dict[UUID, list[Owed]] = {}
+    if turning:
+        for row in conn.execute(
+            sa.select(o.queue_id, o.owed_id, o.agent_id, o.kind)
+            .where(o.tenant_id == tenant_id, o.queue_id == sa.any_(wanted))
+            .order_by(o.kind, o.seq)  # give_next before owed, each oldest first
+        ):
+            owed.setdefault(row.queue_id, []).append(Owed(row.owed_id, row.agent_id, OwedKind(row.kind)))
+    holding = (
+        sa.exists().where(lr.tenant_id == q.tenant_id, lr.queue_id == q.queue_id, lr.state == "held").label("held")
+    )
+    wide: list[Any] = [q.queue_id, q.name, q.when_nobody, q.fallback_queue_id, q.default_agent_id, q.next_rank, holding]
+    wide += [q.position, q.floor] if turning else []
+    found = {}
+    for row in conn.execute(sa.select(*wide).where(q.tenant_id == tenant_id, q.queue_id == sa.any_(wanted))):
+        found[row.queue_id] = QueueState(
+            queue_id=row.queue_id,
+            name=row.name,
+            line=Line(
+                position=row.position if turning else 0,
+                floor=row.floor if turning else 0,
+                places=tuple(places[row.queue_id]),
+                owed=tuple(owed.get(row.queue_id, ())),
+            ),
+            when_nobody=WhenNobody(row.when_nobody),
+            fallback_queue_id=row.fallback_queue_id,
+            default_agent_id=row.default_agent_id,
+            held=row.held,
+            next_rank=row.next_rank,
+        )
+    return found
+
+
+# An identity that this many leads share (an office's number, a placeholder) says nothing about the person.
+SHARED_BY_MANY = 5
+
+
+def existing_owners(
+    conn: sa.Connection, tenant_id: UUID, digests: Collection[bytes]
+) -> tuple[dict[bytes, dict[UUID, UUID]], set[bytes]]:
+    """For each identity the leads with a known agent, newest last, and the identities shared by too many leads."""
+    if not digests:
+        return {}, set()
+    li, lr = t.lead_identities.c, t.lead_roles.c
+    rows = conn.execute(
+        sa.select(li.digest, li.lead_id, lr.agent_id)
+        .outerjoin(
+            t.lead_roles,
+            (lr.tenant_id == li.tenant_id)
+            & (lr.lead_id == li.lead_id)
+            & (lr.role == Role.OWNER.value)
+            & lr.state.in_(("assigned", "owned")),
+        )
+        .where(li.tenant_id == tenant_id, li.digest == sa.any_(sa.cast(list(digests), sa.ARRAY(sa.LargeBinary))))
+        .order_by(li.digest, lr.since.asc().nulls_first(), li.lead_id)
+    )
+    count: dict[bytes, int] = {}
+    owners: dict[bytes, dict[UUID, UUID]] = {}
+    for row in rows:
+        digest = bytes(row.digest)
+        count[digest] = count.get(digest, 0) + 1
+        if row.agent_id is not None:
+            owners.setdefault(digest, {})[row.lead_id] = row.agent_id
+    shared = {d for d, n in count.items() if n > SHARED_BY_MANY}
+    return {d: o for d, o in owners.items() if d not in shared}, shared

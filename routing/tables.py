@@ -1,0 +1,405 @@
+"""The tables that routing reads and writes, as SQLAlchemy Core.
+
+Every primary, unique and foreign key leads with ``tenant_id``, so that the schema can be distributed by tenant.
+Columns are grouped by the stage whose migration adds them (``STAGE_COLUMNS``): code selects a stage's columns only
+while that stage's flag is on, which is what lets it run on a database that stopped at an earlier revision.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from routing.model import Flag
+
+metadata = sa.MetaData(
+    naming_convention={
+        "pk": "%(table_name)s_pk",
+        "fk": "%(table_name)s_%(column_1_name)s_fk",
+        "ck": "%(table_name)s_%(constraint_name)s_ck",
+    }
+)
+
+
+class Whole(sa.types.TypeDecorator[int]):
+    """``numeric(60,0)`` as a Python int: a tag has 41 digits and is never rounded."""
+
+    impl = sa.Numeric(60, 0)
+    cache_ok = True
+
+    def process_result_value(self, value: Decimal | None, dialect: sa.Dialect) -> int | None:
+        return None if value is None else int(value)
+
+
+def _tenant() -> sa.Column[Any]:
+    return sa.Column("tenant_id", sa.Uuid, nullable=False)
+
+
+def _time(name: str, *, nullable: bool = False, now: bool = False) -> sa.Column[Any]:
+    default = sa.text("clock_timestamp()") if now else None
+    return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable, server_default=default)
+
+
+def _ref(name: str = "ref", *, nullable: bool = False) -> sa.Column[Any]:
+    # Collation C: Python and the database must sort a CRM's ids alike, or two units lock in different orders.
+    return sa.Column(name, sa.Text(collation="C"), nullable=nullable)
+
+
+tenants = sa.Table(
+    "tenants",
+    metadata,
+    sa.Column("tenant_id", sa.Uuid, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("crm", sa.Text, nullable=False),
+    sa.Column("base_url", sa.Text),
+    sa.Column("parameters", JSONB, nullable=False, server_default=sa.text("'{}'")),
+    sa.Column("account_ref", sa.Text),
+    sa.Column("status", sa.Text, nullable=False, server_default=sa.text("'active'")),
+    sa.Column("sending", sa.Boolean, nullable=False, server_default=sa.text("true")),
+    sa.Column("config_version", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("flag_version", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("default_queue_id", sa.Uuid),
+    sa.Column("unassigned", JSONB, nullable=False, server_default=sa.text("'{}'")),
+    sa.Column("released", sa.Text, nullable=False, server_default=sa.text("'route_again'")),
+    _time("created_at", now=True),
+    sa.PrimaryKeyConstraint("tenant_id"),
+    sa.CheckConstraint("status IN ('active', 'removed')", name="status"),
+    sa.CheckConstraint("released IN ('route_again', 'leave')", name="released"),
+    sa.Index("tenants_name_uq", "name", unique=True),
+)
+
+flags = sa.Table(
+    "flags",
+    metadata,
+    _tenant(),
+    sa.Column("flag", sa.Text, nullable=False),
+    sa.Column("mode", sa.Text, nullable=False),
+    _time("changed_at", now=True),
+    sa.Column("changed_by", sa.Text, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "flag"),
+    sa.CheckConstraint("mode IN ('off', 'on')", name="mode"),
+)
+
+leads = sa.Table(
+    "leads",
+    metadata,
+    _tenant(),
+    sa.Column("lead_id", sa.Uuid, nullable=False),
+    # Rises with every change Turnlock makes or learns; a CRM read begun at an older version proves nothing newer.
+    sa.Column("version", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    _time("crm_created_at", nullable=True),
+    _time("created_at", now=True),
+    sa.PrimaryKeyConstraint("tenant_id", "lead_id"),
+)
+
+lead_refs = sa.Table(
+    "lead_refs",
+    metadata,
+    _tenant(),
+    _ref(),
+    sa.Column("lead_id", sa.Uuid, nullable=False),
+    _time("created_at", now=True),
+    sa.PrimaryKeyConstraint("tenant_id", "ref"),
+    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="lead_refs_lead_fk"),
+    sa.Index("lead_refs_lead_ix", "tenant_id", "lead_id"),
+)
+
+# Apart from the lead, so that erasing a person leaves the ledger whole.
+lead_facts = sa.Table(
+    "lead_facts",
+    metadata,
+    _tenant(),
+    sa.Column("lead_id", sa.Uuid, nullable=False),
+    sa.Column("facts", JSONB, nullable=False),
+    _time("read_at", now=True),
+    sa.PrimaryKeyConstraint("tenant_id", "lead_id"),
+    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="lead_facts_lead_fk"),
+)
+
+identities = sa.Table(
+    "identities",
+    metadata,
+    _tenant(),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    _time("created_at", now=True),
+    sa.PrimaryKeyConstraint("tenant_id", "digest"),
+)
+
+lead_identities = sa.Table(
+    "lead_identities",
+    metadata,
+    _tenant(),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("lead_id", sa.Uuid, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "digest", "lead_id"),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="lead_identities_lead_fk"
+    ),
+    sa.Index("lead_identities_lead_ix", "tenant_id", "lead_id"),
+)
+
+# Where a lead stands in one role: the present, of which decisions are the history.
+lead_roles = sa.Table(
+    "lead_roles",
+    metadata,
+    _tenant(),
+    sa.Column("lead_id", sa.Uuid, nullable=False),
+    sa.Column("role", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text),
+    sa.Column("agent_id", sa.Uuid),
+    sa.Column("queue_id", sa.Uuid),
+    sa.Column("seq", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("epoch", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("confirmed_version", sa.BigInteger),
+    sa.Column("facts_digest", sa.LargeBinary),
+    sa.Column("releases", JSONB, nullable=False, server_default=sa.text("'[]'")),
+    _time("since", now=True),
+    sa.PrimaryKeyConstraint("tenant_id", "lead_id", "role"),
+    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="lead_roles_lead_fk"),
+    sa.CheckConstraint("role IN ('owner', 'collaborator')", name="role"),
+    sa.CheckConstraint("state IN ('assigned', 'held', 'left', 'owned', 'gone', 'parked', 'refused')", name="state"),
+    sa.Index("lead_roles_held_ix", "tenant_id", "queue_id", "since", postgresql_where=sa.text("state = 'held'")),
+    sa.Index("lead_roles_parked_ix", "tenant_id", "since", postgresql_where=sa.text("state = 'parked'")),
+)
+
+agents = sa.Table(
+    "agents",
+    metadata,
+    _tenant(),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("email", sa.Text),
+    sa.Column("active", sa.Boolean, nullable=False, server_default=sa.text("true")),
+    # The CRM accepted a write for this agent and left the lead without an owner: nothing goes to them until a later
+    # read shows them active; after three in a row only a human ends it.
+    sa.Column("refusals", sa.Integer, nullable=False, server_default=sa.text("0")),
+    _time("refused_at", nullable=True),
+    _time("seen_at", now=True),
+    sa.Column("paused_by_crm", sa.Boolean, nullable=False, server_default=sa.text("false")),
+    sa.Column("paused_by_admin", sa.Boolean, nullable=False, server_default=sa.text("false")),
+    sa.Column("zone", sa.Text, nullable=False, server_default=sa.text("'UTC'")),
+    sa.Column("hours", JSONB(none_as_null=True)),
+    sa.PrimaryKeyConstraint("tenant_id", "agent_id"),
+)
+
+agent_refs = sa.Table(
+    "agent_refs",
+    metadata,
+    _tenant(),
+    _ref(),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "ref"),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "agent_id"], ["agents.tenant_id", "agents.agent_id"], name="agent_refs_agent_fk"
+    ),
+    sa.Index("agent_refs_agent_ix", "tenant_id", "agent_id"),
+)
+
+queues = sa.Table(
+    "queues",
+    metadata,
+    _tenant(),
+    sa.Column("queue_id", sa.Uuid, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("active", sa.Boolean, nullable=False, server_default=sa.text("true")),
+    sa.Column("when_nobody", sa.Text, nullable=False, server_default=sa.text("'hold'")),
+    sa.Column("fallback_queue_id", sa.Uuid),
+    sa.Column("default_agent_id", sa.Uuid),
+    sa.Column("next_rank", sa.Integer, nullable=False, server_default=sa.text("1")),
+    # Turns ever taken; the floor v of the line; the last ledger entry. Changed only under this row's lock.
+    sa.Column("position", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    sa.Column("floor", Whole, nullable=False, server_default=sa.text("0")),
+    sa.Column("seq", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    sa.PrimaryKeyConstraint("tenant_id", "queue_id"),
+    sa.UniqueConstraint("tenant_id", "name", name="queues_name_uq"),
+    sa.CheckConstraint(
+        "when_nobody IN ('hold', 'fallback_queue', 'default_agent', 'leave_unassigned')", name="when_nobody"
+    ),
+)
+
+members = sa.Table(
+    "members",
+    metadata,
+    _tenant(),
+    sa.Column("queue_id", sa.Uuid, nullable=False),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.Column("rank", sa.Integer, nullable=False),
+    # Null: not in the line yet (joined while the rotation flag was off).
+    sa.Column("tag", Whole),
+    sa.Column("last_turn", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    sa.Column("weight", sa.Integer, nullable=False, server_default=sa.text("1")),
+    sa.PrimaryKeyConstraint("tenant_id", "queue_id", "agent_id"),
+    sa.UniqueConstraint("tenant_id", "queue_id", "rank", name="members_rank_uq"),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="members_queue_fk"
+    ),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "agent_id"], ["agents.tenant_id", "agents.agent_id"], name="members_agent_fk"
+    ),
+    sa.CheckConstraint("weight BETWEEN 0 AND 100", name="weight"),
+    sa.Index("members_agent_ix", "tenant_id", "agent_id"),
+)
+
+rules = sa.Table(
+    "rules",
+    metadata,
+    _tenant(),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("role", sa.Text, nullable=False),
+    sa.Column("precedence", sa.Integer, nullable=False),
+    sa.Column("condition", JSONB, nullable=False),
+    sa.Column("targets", JSONB, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "name"),
+    sa.UniqueConstraint("tenant_id", "role", "precedence", name="rules_precedence_uq"),
+)
+
+decisions = sa.Table(
+    "decisions",
+    metadata,
+    _tenant(),
+    sa.Column("decision_id", sa.Uuid, nullable=False),
+    sa.Column("lead_id", sa.Uuid, nullable=False),
+    sa.Column("role", sa.Text, nullable=False),
+    sa.Column("seq", sa.Integer, nullable=False),
+    _time("decided_at"),
+    _time("received_at", nullable=True),
+    sa.Column("event_id", sa.Uuid),
+    sa.Column("cause", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text),
+    sa.Column("rule", sa.Text),
+    sa.Column("queue_id", sa.Uuid),
+    sa.Column("agent_id", sa.Uuid),
+    sa.Column("turn", sa.BigInteger),
+    sa.Column("config_version", sa.Integer, nullable=False),
+    sa.Column("record", JSONB, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "decision_id"),
+    sa.UniqueConstraint("tenant_id", "lead_id", "role", "seq", name="decisions_seq_uq"),
+    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="decisions_lead_fk"),
+    sa.CheckConstraint("outcome IN ('assigned', 'held', 'left', 'parked')", name="outcome"),
+)
+
+assignments = sa.Table(
+    "assignments",
+    metadata,
+    _tenant(),
+    sa.Column("assignment_id", sa.Uuid, nullable=False),
+    sa.Column("decision_id", sa.Uuid, nullable=False),
+    sa.Column("lead_id", sa.Uuid, nullable=False),
+    sa.Column("role", sa.Text, nullable=False),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.Column("queue_id", sa.Uuid),
+    sa.Column("turn", sa.BigInteger),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("state", sa.Text, nullable=False, server_default=sa.text("'active'")),
+    _time("assigned_at"),
+    _time("confirmed_at", nullable=True),
+    _time("ended_at", nullable=True),
+    sa.PrimaryKeyConstraint("tenant_id", "assignment_id"),
+    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="assignments_lead_fk"),
+    sa.CheckConstraint("state IN ('active', 'superseded', 'overridden', 'released', 'refused', 'void')", name="state"),
+    sa.Index(
+        "assignments_active_uq",
+        "tenant_id",
+        "lead_id",
+        "role",
+        unique=True,
+        postgresql_where=sa.text("state = 'active'"),
+    ),
+    sa.Index("assignments_agent_ix", "tenant_id", "agent_id", "assigned_at"),
+    sa.Index("assignments_decision_ix", "tenant_id", "decision_id"),
+)
+
+turns = sa.Table(
+    "turns",
+    metadata,
+    _tenant(),
+    sa.Column("queue_id", sa.Uuid, nullable=False),
+    sa.Column("turn", sa.BigInteger, nullable=False),
+    sa.Column("decision_id", sa.Uuid, nullable=False),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.Column("void_reason", sa.Text),
+    _time("taken_at"),
+    sa.PrimaryKeyConstraint("tenant_id", "queue_id", "turn"),
+    sa.ForeignKeyConstraint(["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="turns_queue_fk"),
+)
+
+ledger = sa.Table(
+    "ledger",
+    metadata,
+    _tenant(),
+    sa.Column("queue_id", sa.Uuid, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    _time("at"),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text),
+    sa.Column("data", JSONB, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "queue_id", "seq"),
+    sa.ForeignKeyConstraint(["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="ledger_queue_fk"),
+    sa.Index("ledger_checkpoint_ix", "tenant_id", "queue_id", "seq", postgresql_where=sa.text("kind = 'checkpoint'")),
+)
+
+# Turns that members are owed (given back) and those an admin gives next; served oldest first, deleted when served.
+owed_turns = sa.Table(
+    "owed_turns",
+    metadata,
+    _tenant(),
+    sa.Column("queue_id", sa.Uuid, nullable=False),
+    sa.Column("owed_id", sa.Uuid, nullable=False),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "queue_id", "owed_id"),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="owed_turns_queue_fk"
+    ),
+    sa.CheckConstraint("kind IN ('give_next', 'owed')", name="kind"),
+)
+
+outbox = sa.Table(
+    "outbox",
+    metadata,
+    _tenant(),
+    sa.Column("outbox_id", sa.Uuid, nullable=False),
+    sa.Column("lead_id", sa.Uuid, nullable=False),
+    sa.Column("role", sa.Text, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("decision_id", sa.Uuid, nullable=False),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.Column("expects_agent_id", sa.Uuid),
+    sa.Column("state", sa.Text, nullable=False, server_default=sa.text("'open'")),
+    sa.Column("reason", sa.Text),
+    # Whether a write may have reached the CRM: decides if a turn can be given back, and that a repeat reads first.
+    sa.Column("sent", sa.Boolean, nullable=False, server_default=sa.text("false")),
+    sa.Column("empty_writes", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("attempt", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("claims", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("lease", sa.Uuid),
+    _time("due_at", now=True),
+    _time("leased_until", nullable=True),
+    _time("created_at", now=True),
+    _time("closed_at", nullable=True),
+    sa.PrimaryKeyConstraint("tenant_id", "outbox_id"),
+    sa.UniqueConstraint("tenant_id", "lead_id", "role", "epoch", "kind", name="outbox_epoch_uq"),
+    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="outbox_lead_fk"),
+    sa.CheckConstraint("kind IN ('owner', 'collaborator', 'note')", name="kind"),
+    sa.CheckConstraint(
+        "state IN ('open', 'parked', 'confirmed', 'superseded', 'refused', 'gone', 'stale', 'given_up')", name="state"
+    ),
+    sa.Index("outbox_due_ix", "tenant_id", "due_at", postgresql_where=sa.text("state = 'open'")),
+    sa.Index("outbox_open_ix", "tenant_id", "lead_id", postgresql_where=sa.text("state IN ('open', 'parked')")),
+)
+
+#: Tables and columns that come with each stage after the base; the base is everything else.
+STAGE_TABLES = {Flag.RULES: (rules,), Flag.ROTATION: (turns, ledger, owed_turns)}
+STAGE_COLUMNS = {
+    Flag.ROTATION: (queues.c.position, queues.c.floor, queues.c.seq, members.c.tag, members.c.last_turn),
+    Flag.WEIGHTS: (members.c.weight,),
+    Flag.SKIPS: (agents.c.paused_by_crm, agents.c.paused_by_admin, agents.c.zone, agents.c.hours),
+}

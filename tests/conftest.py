@@ -1,0 +1,96 @@
+"""Fixtures that many tests share: one PostgreSQL for the run, a fresh migrated database per test, a rig on it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from cryptography.fernet import Fernet
+from hypothesis import HealthCheck, settings
+
+from connector import migrate
+from connector.database import make_engine
+from connector.embedded import EmbeddedPostgres
+from connector.runtime import Runtime
+from connector.sandbox import Sandbox
+from connector.settings import Settings
+from tests.rig import Rig
+
+# Machines are shared: an example's time says nothing about the code.
+settings.register_profile("turnlock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("turnlock")
+
+TEMPLATE = "turnlock_template"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A real PostgreSQL with the safety settings of production, and a migrated template database in it."""
+    home = tmp_path_factory.mktemp("postgres")
+    with EmbeddedPostgres(Path(home)) as running:
+        running.create_database(TEMPLATE)
+        owner = sa.create_engine(_of(running.owner_url, TEMPLATE), poolclass=sa.NullPool)
+        migrate.migrate(owner)
+        owner.dispose()
+        yield running
+
+
+def _of(url: str, database: str) -> str:
+    return sa.make_url(url).set(database=database).render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def database(server: EmbeddedPostgres) -> Iterator[Settings]:
+    """A fresh, migrated database: its settings, with a sealing key and the sandbox's addresses allowed."""
+    name = f"turnlock_test_{next(_numbers)}"
+    server.create_database(name, TEMPLATE)
+    yield Settings(
+        database_url=_of(server.app_url, name),
+        migrate_url=_of(server.owner_url, name),
+        secret_keys=(Fernet.generate_key().decode(),),
+        allow_private_hosts=True,
+        deciders=3,
+        senders=6,
+    )
+    server.drop_database(name)
+
+
+@pytest.fixture
+def runtime(database: Settings) -> Iterator[Runtime]:
+    """A runtime on a fresh database."""
+    assert database.database_url is not None
+    engine = make_engine(database.database_url, pool_size=30, pool_timeout=5)
+    yield Runtime(database, engine)
+    engine.dispose()
+
+
+@pytest.fixture
+def make_rig(runtime: Runtime) -> Iterator[Callable[..., Rig]]:
+    """Builds rigs: ``make_rig(crm="generic", worker=False, config=..., **sandbox settings)``."""
+    with ExitStack() as stack:
+
+        def make(
+            crm: str = "followupboss", *, worker: bool = True, config: str | None = None, **sandbox: Any
+        ) -> Rig:
+            running = stack.enter_context(Sandbox(retry_scale=0.001, **sandbox))
+            rig = Rig(runtime, running, crm)
+            stack.callback(rig.stop)
+            rig.start_web()
+            rig.add_tenant(**({"config": config} if config is not None else {}))
+            if worker:
+                rig.start_worker()
+            return rig
+
+        yield make
+
+
+@pytest.fixture
+def rig(make_rig: Callable[..., Rig]) -> Rig:
+    """Follow Up Boss's sandbox with queue "All" of Ana, Ben, Cy; everything runs."""
+    return make_rig()
