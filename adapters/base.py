@@ -159,6 +159,7 @@ class Adapter(ABC):
     topics: ClassVar[Mapping[str, EventKind]]  # what is subscribed to; `parse` may know more
     missing_is_final_after: ClassVar[float] = 0.0  # seconds for which a 404 may mean "not readable yet"
     max_batch: ClassVar[int] = 1  # leads per read call
+    note_pace: ClassVar[float] = 0.0  # seconds between two notes, so that a CRM's limit on notes is never met
 
     # -- inbound: pure and bounded ------------------------------------------------------------------------
     @abstractmethod

@@ -89,6 +89,7 @@ class FollowUpBoss(Adapter):
         }
     )
     default_base_url = "https://api.followupboss.com/v1"
+    note_pace = 1.0  # https://docs.followupboss.com/reference/rate-limiting: 10 writes of notes in 10 s
     hook_secret = "system_key"  # noqa: S105 - the name of a secret
     topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({t: _KINDS[t] for t in _TOPICS})
     missing_is_final_after = 120.0  # a new person is not readable while lead flow runs
@@ -274,7 +275,7 @@ def _events(element: Any) -> list[Event]:
     if topic not in _KINDS:
         return [Event(EventKind.UNKNOWN, f"unknown:{str(element.get('eventId'))[:100]}")]
     event_id = body.required_text("eventId")
-    if not body.has("resourceIds"):
+    if element.get("resourceIds") is None:
         raise payload.missing("resourceIds")
     occurred_at = Fields(element, strict=False).time("eventCreated")
     events: dict[str, Event] = {}

@@ -42,7 +42,8 @@ def configure(*, level: int = logging.INFO, stream: Any = None) -> None:
 
 def get(name: str) -> structlog.typing.FilteringBoundLogger:
     """A logger. `name` tells readers of the code which part speaks."""
-    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger().bind(where=name))
+    # Not .bind(): that would settle on the configuration of this moment, which for a module's logger is none yet.
+    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(where=name))
 
 
 def fault(error: BaseException) -> dict[str, str]:

@@ -7,6 +7,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from connector import work
+from connector.alarms import close_alarm
 from connector.database import unit
 from connector.errors import TurnlockError
 from connector.runtime import Runtime, Tenant
@@ -38,6 +39,7 @@ def _set(runtime: Runtime, tenant: Tenant, agent_id: UUID, *, paused: bool) -> b
         if not paused:
             values |= {"refused_at": None, "refusals": 0}
             work.want(conn, tenant.tenant_id, "held")
+            close_alarm(conn, tenant.tenant_id, "agent_refused", str(agent_id))
         conn.execute(
             sa.update(agents).where(c.tenant_id == tenant.tenant_id, c.agent_id == agent_id).values(**values)
         )

@@ -150,15 +150,18 @@ alarms = sa.Table(
     ),
 )
 
-# One row per tenant whose CRM asked for, or earned, a pause: no call of any worker goes out before open_at.
+# One row per tenant and lane whose CRM asked for, or earned, a pause: no call of any worker goes out before open_at.
+# Notes have a lane of their own, so that their limits never delay an owner.
 breakers = sa.Table(
     "breakers",
     metadata,
     _tenant(),
+    sa.Column("lane", sa.Text, nullable=False),
     sa.Column("failures", sa.Integer, nullable=False, server_default=sa.text("0")),
     sa.Column("reason", sa.Text),
     _time("open_at"),
-    sa.PrimaryKeyConstraint("tenant_id"),
+    sa.PrimaryKeyConstraint("tenant_id", "lane"),
+    sa.CheckConstraint("lane IN ('all', 'note')", name="lane"),
 )
 
 config_versions = sa.Table(

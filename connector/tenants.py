@@ -48,6 +48,8 @@ def add_tenant(
         if given not in known:
             problems.append(f"{given}: {crm} has no such parameter; it has {', '.join(known)}")
     for p in known.values():
+        if p["name"] == "base_url":
+            continue  # not a parameter among others: `base_url`, checked below
         given_in = secret_values if p["secure"] else parameters
         other = parameters if p["secure"] else secret_values
         if p["name"] in other:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -36,7 +36,8 @@ class Due:
 
     tenant_id: UUID
     events: bool
-    outbox: bool
+    writes: bool
+    notes: bool
     chores: bool
 
 
@@ -52,17 +53,21 @@ def due_tenants(conn: sa.Connection) -> list[Due]:
             *extra,
         )
 
-    shut = sa.exists().where(b.tenant_id == tenants.c.tenant_id, b.open_at > _CLOCK)
+    def sends(lanes: Sequence[str], *kind: Any) -> Any:
+        shut = sa.exists().where(b.tenant_id == tenants.c.tenant_id, b.lane.in_(lanes), b.open_at > _CLOCK)
+        return sa.and_(tenants.c.sending, ~shut, due(outbox, o.state == "open", *kind))
+
     query = sa.select(
         tenants.c.tenant_id,
         due(events, e.state == "waiting").label("events"),
-        sa.and_(tenants.c.sending, ~shut, due(outbox, o.state == "open")).label("outbox"),
+        sends(("all",), o.kind != "note").label("writes"),
+        sends(("all", "note"), o.kind == "note").label("notes"),
         due(chores, c.kind.is_not(None)).label("chores"),
     ).where(tenants.c.status == "active")
     return [
-        Due(row.tenant_id, row.events, row.outbox, row.chores)
+        Due(row.tenant_id, row.events, row.writes, row.notes, row.chores)
         for row in conn.execute(query)
-        if row.events or row.outbox or row.chores
+        if row.events or row.writes or row.notes or row.chores
     ]
 
 
@@ -261,6 +266,8 @@ def claim_outbox(
                 o.c.due_at <= _CLOCK,
                 sa.or_(o.c.leased_until.is_(None), o.c.leased_until < _CLOCK),
                 first,
+                # Here too: a wake by a new lead asks for this tenant's writes whether or not they may go out.
+                sa.exists().where(tenants.c.tenant_id == tenant_id, tenants.c.sending),
             )
             .order_by(o.c.due_at, o.c.outbox_id)
             .limit(limit)
@@ -282,7 +289,7 @@ def claim_outbox(
 def leased_outbox(conn: sa.Connection, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> sa.Row[Any] | None:
     """The row of a write that was born leased, if the lease still stands and the tenant sends."""
     o = outbox.c
-    return conn.execute(
+    row = conn.execute(
         sa.select(*_OUTBOX).where(
             o.tenant_id == tenant_id,
             o.outbox_id == outbox_id,
@@ -292,6 +299,7 @@ def leased_outbox(conn: sa.Connection, tenant_id: UUID, lease: UUID, outbox_id: 
             sa.exists().where(tenants.c.tenant_id == tenant_id, tenants.c.sending),
         )
     ).one_or_none()
+    return cast("sa.Row[Any] | None", row)
 
 
 def end_outbox(
@@ -367,14 +375,17 @@ def has_open_write(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UU
 # -- breaker --------------------------------------------------------------------------------------------------
 
 
-def shut_breaker(conn: sa.Connection, tenant_id: UUID, *, seconds: float, reason: str) -> None:
-    """No call to this tenant's CRM goes out for `seconds`, by any worker. A later end wins over an earlier one."""
+def shut_breaker(conn: sa.Connection, tenant_id: UUID, *, seconds: float, reason: str, lane: str = "all") -> None:
+    """No call to this tenant's CRM goes out for `seconds`, by any worker. A later end wins over an earlier one.
+
+    `lane` "note" holds up notes alone: their limits must never delay an owner.
+    """
     new = insert(breakers).values(
-        tenant_id=tenant_id, failures=1, reason=reason, open_at=_CLOCK + timedelta(seconds=seconds)
+        tenant_id=tenant_id, lane=lane, failures=1, reason=reason, open_at=_CLOCK + timedelta(seconds=seconds)
     )
     conn.execute(
         new.on_conflict_do_update(
-            index_elements=["tenant_id"],
+            index_elements=["tenant_id", "lane"],
             set_={
                 "failures": breakers.c.failures + 1,
                 "reason": new.excluded.reason,
@@ -384,13 +395,21 @@ def shut_breaker(conn: sa.Connection, tenant_id: UUID, *, seconds: float, reason
     )
 
 
-def breaker_wait(conn: sa.Connection, tenant_id: UUID) -> float:
-    """Seconds until calls to this tenant's CRM may go out again; 0 when they may now."""
+def breaker_wait(conn: sa.Connection, tenant_id: UUID, lane: str = "all") -> float:
+    """Seconds until calls of this lane may go out to the tenant's CRM again; 0 when they may now."""
     b = breakers.c
     left = conn.execute(
-        sa.select(sa.extract("epoch", b.open_at - _CLOCK)).where(b.tenant_id == tenant_id)
+        sa.select(sa.func.max(sa.extract("epoch", b.open_at - _CLOCK))).where(
+            b.tenant_id == tenant_id, b.lane.in_({"all", lane})
+        )
     ).scalar_one_or_none()
     return max(0.0, float(left or 0))
+
+
+def may_send(conn: sa.Connection, tenant_id: UUID, lane: str = "all") -> bool:
+    """Whether writes of this lane may go out now: the tenant's sending is not stopped, the breaker not shut."""
+    sending = conn.execute(sa.select(tenants.c.sending).where(tenants.c.tenant_id == tenant_id)).scalar_one()
+    return bool(sending) and not breaker_wait(conn, tenant_id, lane)
 
 
 # -- chores ---------------------------------------------------------------------------------------------------
@@ -424,14 +443,13 @@ def claim_chore(conn: sa.Connection, tenant_id: UUID, lease: UUID) -> sa.Row[Any
     ).scalar_one_or_none()
     if kind is None:
         return None
-    row: sa.Row[Any] = conn.execute(
+    return conn.execute(
         sa.update(chores)
         .where(c.tenant_id == tenant_id, c.kind == kind)
         # A sweep reads many pages: its lease is longer, and nothing but the next sweep waits for it.
         .values(lease=lease, leased_until=_CLOCK + 5 * LEASE)
         .returning(c.kind, c.wanted, c.cursor, c.attempt)
     ).one()
-    return row
 
 
 def end_chore(

@@ -99,8 +99,8 @@ class Worker:
             {
                 _EVENTS: max(1, settings.deciders - 1),
                 _OWNERS: max(1, settings.senders - 1),
-                # Notes are the slower lane: they never occupy more than half of the senders.
-                _NOTES: max(1, settings.senders // 2),
+                # Notes are the slower lane, one at a time per tenant: their pace is kept from one to the next.
+                _NOTES: 1,
                 _CHORES: 1,
             }
         )
@@ -259,8 +259,9 @@ class Worker:
             for row in due:
                 if row.events:
                     self._board.post(_EVENTS, row.tenant_id)
-                if row.outbox:
+                if row.writes:
                     self._board.post(_OWNERS, row.tenant_id)
+                if row.notes:
                     self._board.post(_NOTES, row.tenant_id)
                 if row.chores:
                     self._board.post(_CHORES, row.tenant_id)

@@ -84,6 +84,8 @@ class Sender:
         """Claim one due row of these kinds and send it; how many there were."""
         lease = new_id()
         with unit(self._runtime.engine) as (conn, _):
+            if not work.may_send(conn, tenant_id, "note" if "note" in kinds else "all"):
+                return 0
             rows = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1)
         for row in rows:
             self._send(tenant_id, lease, row)
@@ -109,7 +111,8 @@ class Sender:
             {"owner": self._owner, "collaborator": self._collaborator, "note": self._note}[row.kind](job)
             if job.breaker_failures:
                 with unit(self._runtime.engine) as (conn, _):
-                    conn.execute(sa.delete(breakers).where(breakers.c.tenant_id == tenant_id))
+                    b = breakers.c
+                    conn.execute(sa.delete(breakers).where(b.tenant_id == tenant_id, b.lane == "all"))
         except CrmError as error:
             self._crm_failed(tenant_id, lease, row, error, tenant)
         except SQLAlchemyError as error:
@@ -155,7 +158,10 @@ class Sender:
                 .where(s.tenant_id == tenant_id, s.lead_id == row.lead_id, s.role == row.role)
                 .scalar_subquery()
                 .label("epoch"),
-                sa.select(b.failures).where(b.tenant_id == tenant_id).scalar_subquery().label("failures"),
+                sa.select(b.failures)
+                .where(b.tenant_id == tenant_id, b.lane == "all")
+                .scalar_subquery()
+                .label("failures"),
             )
         ).one()
         return Job(
@@ -270,6 +276,8 @@ class Sender:
             job.adapter.add_note(job.client, job.lead_ref, subject, body)
         with unit(self._runtime.engine) as (conn, _):
             work.end_outbox(conn, job.tenant.tenant_id, job.lease, job.row.outbox_id, state="confirmed")
+            if pace := job.adapter.note_pace:
+                work.shut_breaker(conn, job.tenant.tenant_id, seconds=pace, reason="pace", lane="note")
 
     # -- what went wrong ------------------------------------------------------------------------------------
 
@@ -288,10 +296,12 @@ class Sender:
         backoff = _BACKOFF[min(row.attempt, len(_BACKOFF) - 1)] * jitter
         outcome = error.outcome
         if outcome is Outcome.WAIT:
-            # Never before Retry-After; the whole tenant waits, because CRMs count all calls of an account.
+            # Never before Retry-After; the whole tenant waits, because CRMs count all calls of an account. Notes wait
+            # alone: they have limits of their own, and an owner must never wait for a note.
             after = max(error.retry_after * jitter if error.retry_after else backoff, 0.2)
             with unit(self._runtime.engine) as (conn, _):
-                work.shut_breaker(conn, tenant_id, seconds=after, reason="crm_asked_to_wait")
+                lane = "note" if row.kind == "note" else "all"
+                work.shut_breaker(conn, tenant_id, seconds=after, reason="crm_asked_to_wait", lane=lane)
                 self._put_back(conn, tenant_id, lease, row, after=after, counts=False, reason=outcome.value)
             return
         if outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import http.client
+import io
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import sqlalchemy as sa
+import structlog
 
-from connector import configuration, tenants
+from connector import configuration, log, tenants
 from connector.auditing import audit_queues
 from connector.database import unit
 from connector.process import Web
 from connector.runtime import Runtime, Tenant
-from connector.sandbox import Sandbox
+from connector.sandbox import Sandbox, fub_hooks, generic
 from connector.tables import events
 from connector.worker import Worker
 from routing import tables as t
@@ -33,6 +39,38 @@ def until(true: Callable[[], Any], seconds: float = 20.0, what: str = "it") -> A
             return found
         assert time.monotonic() < ends, f"{what} never happened"
         time.sleep(0.01)
+
+
+@contextmanager
+def captured_logs() -> Iterator[io.StringIO]:
+    """Everything that is logged meanwhile, as an operator gets it."""
+    stream = io.StringIO()
+    log.configure(stream=stream)
+    try:
+        yield stream
+    finally:
+        structlog.reset_defaults()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def http_send(url: str, body: bytes, headers: Mapping[str, str], method: str = "POST") -> Reply:
+    """One request on a connection of its own; header names of the answer in lower case."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=15)
+    try:
+        connection.request(method, parts.path, body, dict(headers))
+        answer = connection.getresponse()
+        return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+    finally:
+        connection.close()
 
 
 @dataclass
@@ -98,6 +136,37 @@ class Rig:
         """Where the CRM posts to."""
         with self.runtime.engine.connect() as conn:
             return tenants.hook_url(self.runtime, conn, self.tenant)
+
+    # -- deliveries made by hand --------------------------------------------------------------------------
+    def delivery(self, *refs: str, event: str = "evt_1") -> bytes:
+        """The body of a delivery that tells of new leads; `event` is its id where the body holds one."""
+        if self.crm == "followupboss":
+            body: dict[str, Any] = {"eventId": event, "event": "peopleCreated", "resourceIds": [int(r) for r in refs]}
+        else:
+            body = {"type": "lead.created", "data": {"leads": [{"id": r} for r in refs]}}
+        return json.dumps(body).encode()
+
+    def signed(self, body: bytes, event: str = "evt_1") -> dict[str, str]:
+        """All headers of a delivery, signed now as the CRM signs; `event` is its id where a header holds one."""
+        account = self.sandbox.account()
+        if self.crm == "followupboss":
+            return {"Content-Type": "application/json", "FUB-Signature": fub_hooks.sign(body, account["system_key"])}
+        return generic.signed_headers(account["webhook_secret"], event, body)
+
+    def post(
+        self, body: bytes, headers: Mapping[str, str] | None = None, *, event: str = "evt_1", url: str | None = None
+    ) -> Reply:
+        """Post a delivery to the hook; signed unless `headers` are given."""
+        return http_send(url or self.hook_url, body, self.signed(body, event) if headers is None else headers)
+
+    def events(self) -> list[Any]:
+        """Every event of the tenant in order of receipt: state, reason, kind, ref, body of its delivery ..."""
+        return self.rows(
+            sa.text(
+                "SELECT e.*, b.body FROM events e LEFT JOIN delivery_bodies b USING (tenant_id, delivery_id) "
+                "WHERE tenant_id = :t ORDER BY e.received_at, e.delivery_id, e.ordinal"
+            ).bindparams(t=self.tenant.tenant_id)
+        )
 
     # -- what happened ------------------------------------------------------------------------------------
     def create(self, **fields: Any) -> str:

@@ -40,10 +40,12 @@ CREATE UNIQUE INDEX alarms_open_uq ON alarms (tenant_id, kind, subject) WHERE cl
 
 CREATE TABLE breakers (
     tenant_id UUID NOT NULL,
+    lane TEXT NOT NULL,
     failures INTEGER DEFAULT 0 NOT NULL,
     reason TEXT,
     open_at timestamptz NOT NULL,
-    CONSTRAINT breakers_pk PRIMARY KEY (tenant_id)
+    CONSTRAINT breakers_pk PRIMARY KEY (tenant_id, lane),
+    CONSTRAINT breakers_lane_ck CHECK (lane IN ('all', 'note'))
 );
 
 CREATE TABLE chores (

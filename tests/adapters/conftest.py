@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("tests.adapters.conformance")
+
 
 @pytest.fixture(autouse=True)
 def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:

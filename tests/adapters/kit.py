@@ -92,7 +92,13 @@ class Fake(ABC):
         self.leads: dict[str, LeadRow] = {}
         self.agents: dict[str, AgentRow] = {}
         self.hooks: list[HookRow] = []
+        self._refs = 900
+        self.clock_is_off = timedelta()
         self.refuses_owners = False  # answers 200 and stores nothing, as some CRMs do for an inactive owner
+
+    def new_ref(self) -> str:
+        self._refs += 1
+        return str(self._refs)
 
     def add_leads(self, *rows: LeadRow) -> None:
         self.leads |= {row.ref: row for row in rows}
@@ -101,7 +107,7 @@ class Fake(ABC):
         self.agents |= {row.ref: row for row in rows}
 
     def add_hook(self, topic: str, url: str, active: bool = True) -> HookRow:
-        row = HookRow(str(900 + len(self.hooks)), topic, url, active)
+        row = HookRow(self.new_ref(), topic, url, active)
         self.hooks.append(row)
         return row
 
@@ -188,7 +194,7 @@ def plain(value: Any) -> Any:
     """`value` in the words of JSON, for comparison with a fixture; of a Lead only what it fills."""
     if isinstance(value, Lead):
         full = {f.name: getattr(value, f.name) for f in fields(Lead)}
-        return {k: plain(v) for k, v in full.items() if v not in (None, (), {}, False)}
+        return {k: plain(v) for k, v in full.items() if v is not None and v is not False and v not in ((), {})}
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Decimal):

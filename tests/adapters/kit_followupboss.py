@@ -6,7 +6,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, ClassVar
 
 from adapters.base import Credentials
@@ -47,7 +47,9 @@ class FakeFollowUpBoss(Fake):
 
     def _people(self, asked: Received, ref: str) -> Reply:
         if ref == "unclaimed":
-            return self._list(asked, "people", [self._person(r) for r in self.leads.values() if r.ref in self.unclaimed])
+            return self._list(
+                asked, "people", [self._person(r) for r in self.leads.values() if r.ref in self.unclaimed]
+            )
         if asked.method == "PUT":
             row = self.leads.get(ref)
             if row is None:
@@ -115,7 +117,7 @@ class FakeFollowUpBoss(Fake):
         return Reply(body={"id": int(ref), "personId": 5001}) if ref == "61" else Reply(404, {"errorMessage": "no"})
 
     def _identity(self, _: Received, __: str) -> Reply:
-        date = (NOW + timedelta(seconds=5)).strftime("%a, %d %b %Y %H:%M:%S GMT")
+        date = (NOW + self.clock_is_off).strftime("%a, %d %b %Y %H:%M:%S GMT")
         about = {"account": {"id": 44, "domain": "example-homes"}, "user": {"id": 1, "isOwner": True}}
         return Reply(body=about, headers={"Date": date})
 

@@ -92,7 +92,7 @@ class FakeGeneric(Fake):
             self.hooks = [h for h in self.hooks if h.ref != rest[0]]
             return Reply(204) if len(self.hooks) < before else Reply(404, {"error": "no such hook"})
         if asked.method == "POST":
-            ref = str(900 + len(self.hooks))
+            ref = self.new_ref()
             self.hooks += [HookRow(ref, t, asked.json["url"]) for t in asked.json["topics"]]
             return Reply(201, {"id": ref, "url": asked.json["url"], "topics": asked.json["topics"], "active": True})
         refs = dict.fromkeys(h.ref for h in self.hooks)
@@ -102,7 +102,7 @@ class FakeGeneric(Fake):
         return {"id": rows[0].ref, "url": rows[0].url, "topics": [r.topic for r in rows], "active": rows[0].active}
 
     def _account(self, _: Received, __: list[str]) -> Reply:
-        return Reply(body={"id": "acc-1", "name": "Example Homes", "time": NOW.isoformat()})
+        return Reply(body={"id": "acc-1", "name": "Example Homes", "time": (NOW + self.clock_is_off).isoformat()})
 
 
 class TheKit(Kit):

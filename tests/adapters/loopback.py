@@ -115,6 +115,7 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else every answer with a body waits 40 ms for an acknowledgement
 
             def _any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -134,7 +135,7 @@ class Server:
                     return
                 sent = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
                 sent = b"" if reply.body is None or reply.status == 204 else sent
-                self.send_response(reply.status)
+                self.send_response_only(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name, value)
                 if reply.status >= 200:
