@@ -240,9 +240,10 @@ class Generic(Adapter):
 
 
 def _key(secret: bytes) -> bytes | None:
-    """The bytes behind ``whsec_<base64>``, None when `secret` is not of that form or empty."""
+    """The bytes behind ``whsec_<base64>``, None when `secret` is not of that form or empty. Padding may lack."""
+    text = secret.removeprefix(b"whsec_")
     try:
-        return base64.b64decode(secret.removeprefix(b"whsec_"), validate=True) or None
+        return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True) or None
     except (binascii.Error, ValueError):
         return None
 

@@ -24,8 +24,9 @@ from connector.config_model import (
 )
 from connector.config_yaml import ConfigProblem, Node, place, typed
 from connector.schema_words import Path, faults, nearest, one_of, show
+from routing.conditions import compile_condition
+from routing.fields import TEXTS, ConditionProblems, ConfigurationProblems, field_kind
 from routing.model import Hours, Role, TargetKind, UnassignedDefinition, WhenNobody
-from routing.rules import TEXTS, ConditionProblems, ConfigurationProblems, compile_condition, field_kind
 from routing.skips import HoursProblems, known_zone, parse_hours
 
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")

@@ -74,7 +74,7 @@ class ConfigTarget:
 
 @dataclass(frozen=True, slots=True)
 class RuleConfig:
-    """One rule: a condition as :func:`routing.rules.compile_condition` takes it, and the first choice and fallbacks."""
+    """One rule: a condition for :func:`routing.conditions.compile_condition`, the first choice and its fallbacks."""
 
     name: str
     role: Role

@@ -157,7 +157,8 @@ def run(*, once: bool, leads: int, seed: int, console: Console) -> int:
     try:
         with ExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnlock demo ")))
-            settings = Settings(home=home / "db", secret_keys=(Fernet.generate_key().decode(),), allow_private_hosts=True)
+            key = Fernet.generate_key().decode()
+            settings = Settings(home=home / "db", secret_keys=(key,), allow_private_hosts=True)
             console.print("Starting PostgreSQL, the sandbox CRM and Turnlock ...")
             runtime = stack.enter_context(open_runtime(settings, upgrade=True, threads=30))
             crm = stack.enter_context(_sandbox(seed))

@@ -36,8 +36,20 @@ def configure(*, level: int = logging.INFO, stream: Any = None) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(stream or sys.stderr),
-        cache_logger_on_first_use=True,
+        # Not cached: a logger of a module that spoke before this call would stay with what stood then.
+        cache_logger_on_first_use=False,
     )
+    root = logging.getLogger()
+    if not any(isinstance(handler, _Library) for handler in root.handlers):
+        root.addHandler(_Library(logging.WARNING))
+
+
+class _Library(logging.Handler):
+    """A library's warning, by its logger's name alone: its text may hold a URL with a token in it, or worse."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say that `record` came."""
+        get("library").log(record.levelno, "library warning", kind=record.name)
 
 
 def get(name: str) -> structlog.typing.FilteringBoundLogger:

@@ -21,8 +21,8 @@ from adapters import registry
 from adapters.base import Adapter, Capability
 from connector.schema_words import did_you_mean, faults, show
 from migrations import versions
+from routing.fields import Problem
 from routing.model import Flag
-from routing.rules import Problem
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SECRET_NAME = re.compile(r"key|secret|token|password")

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from itertools import dropwhile
+from itertools import dropwhile, pairwise
 from typing import Any
 from uuid import UUID
 
@@ -287,7 +287,7 @@ def replay(entries: Iterable[Entry], present: Line | None) -> Audit:
         return Audit(0, 0, None, (Problem(Check.NO_CHECKPOINT, None, "ledger", "started by a checkpoint", "without"),))
     gaps = [
         Problem(Check.SEQ_GAP, entry.seq, "seq", str(before.seq + 1), str(entry.seq))
-        for before, entry in zip(following, following[1:], strict=False)
+        for before, entry in pairwise(following)
         if entry.seq != before.seq + 1
     ]
     try:

@@ -218,7 +218,7 @@ class Target:
 class Rule:
     """A predicate and its targets, tried in order of ``precedence`` (1 first), never of creation.
 
-    ``when`` is the condition in the form that :func:`routing.rules.compile_condition` takes. ``targets`` is the
+    ``when`` is the condition in the form that :func:`routing.conditions.compile_condition` takes. ``targets`` is the
     first choice followed by its fallback chain.
     """
 

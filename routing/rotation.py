@@ -297,19 +297,42 @@ def _changed(line: Line, place: Place) -> Line:
     return replace(line, places=tuple(place if old.agent_id == place.agent_id else old for old in line.places))
 
 
+def _mean(line: Line) -> tuple[int, int]:
+    """Weighted mean of all starts as (numerator, denominator), the origin from which lags are counted.
+
+    A member charged ahead by more than one turn (given next or debited repeatedly) counts as one turn ahead: else
+    fifty debits of one member would drag the mean, and with it every newcomer, rounds away from the others.
+    """
+    counted = [place for place in line.places if place.weight]
+    ahead = 0
+    while True:
+        total = sum(place.weight for place in counted)
+        weighted = sum(place.weight * _start(place, line.floor) for place in counted) + ahead * UNIT
+        near = [p for p in counted if (_start(p, line.floor) - _stride(p.weight)) * total <= weighted]
+        if len(near) == len(counted):
+            return weighted, total
+        ahead, counted = ahead + len(counted) - len(near), near
+
+
 def _back(line: Line, place: Place) -> Line:
     """Put `place` (a newcomer's, or a member's with their new rank) at the back: due when the last member is due.
+
+    But at most one of their own turns beyond the mean: behind a light or a much debited member, a heavy one would
+    wait for dozens of their rounds, and for dozens more once :func:`reweight` keeps such a lag. Equal weights never
+    reach that limit.
 
     The new rank matters. With the old one, a member sent back at the position at which another was just served would
     tie with them, and a lower rank would win: ahead of the line that they were sent to the end of.
     """
-    others = tuple(other for other in line.places if other.agent_id != place.agent_id)
     if any(other.rank >= place.rank for other in line.places):
         raise MoveRefused(f"rank {place.rank} was given out before; take the next rank of the queue")
-    tag = max(line.floor, place.tag) if place.weight else line.floor
+    others = tuple(other for other in line.places if other.agent_id != place.agent_id)
+    tag = max(line.floor, place.tag)  # nobody is sent forward
     deadlines = [_start(other, line.floor) + _stride(other.weight) for other in others if other.weight]
     if place.weight and deadlines:
-        tag = max(tag, max(deadlines) - _stride(place.weight))
+        weighted, total = _mean(line)
+        stride = _stride(place.weight)
+        tag = max(tag, min(max(deadlines) - stride, weighted // total + stride))
     return replace(line, places=(*others, replace(place, tag=tag, last=line.position)))
 
 
@@ -351,10 +374,8 @@ def reweight(line: Line, agent_id: UUID, weight: int, rank: int | None = None) -
         if rank is None:
             raise MoveRefused("from weight 0 a member goes to the back of the line; give the next rank of the queue")
         return _back(line, replace(place, rank=rank, weight=weight, tag=line.floor))
-    counted = [other for other in line.places if other.weight]
-    total = sum(other.weight for other in counted)
-    weighted = sum(other.weight * _start(other, line.floor) for other in counted)
-    # mean - (mean - start) * old / new, with mean = weighted / total, brought over one denominator.
+    weighted, total = _mean(line)
+    # mean - (mean - start) * old / new, brought over one denominator.
     lag = weighted - _start(place, line.floor) * total
     tag = (weighted * weight - lag * place.weight) // (total * weight)
     return _changed(line, replace(place, weight=weight, tag=tag))
@@ -380,10 +401,7 @@ def reorder(line: Line, order: Sequence[UUID], rank: int) -> Line:
 
 
 def send_to_back(line: Line, agent_id: UUID, rank: int) -> Line:
-    """Move a member to the back, with the next `rank` of the queue.
-
-    Nobody is ever moved forward by it, also not who is already behind all others.
-    """
+    """Move a member to the back, with the next `rank` of the queue. It never moves anyone forward."""
     return _back(line, replace(place_of(line, agent_id), rank=rank))
 
 

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from routing.conditions import Condition, Group, Node, Test
+from routing.fields import FLAGS, NUMBERS, TEXTS, Fact, field_kind
 from routing.model import Role, Rule, TargetKind
-from routing.rules import FLAGS, NUMBERS, TEXTS, Condition, Fact, Group, Node, RuleSet, Test, field_kind
+from routing.rules import RuleSet
 
 MAX_STEPS = 5_000_000  # comparisons of two conditions or tests, about three seconds
 MAX_OVERLAPS = 100  # pairs listed

@@ -23,8 +23,8 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
+from routing.fields import ConfigurationProblems, Problem
 from routing.model import Agent, Hours, Skip
-from routing.rules import ConfigurationProblems, Problem
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY = 24 * 60

@@ -6,9 +6,10 @@ import http.client
 import io
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -16,15 +17,18 @@ from uuid import UUID
 import sqlalchemy as sa
 import structlog
 
-from connector import configuration, log, tenants
+from connector import configuration, log, tenants, work
 from connector.auditing import audit_queues
-from connector.database import unit
+from connector.chores import sync_agents
+from connector.database import make_engine, unit
 from connector.process import Web
 from connector.runtime import Runtime, Tenant
 from connector.sandbox import Sandbox, fub_hooks, generic
 from connector.tables import events
 from connector.worker import Worker
+from routing import rotation, store
 from routing import tables as t
+from routing.skips import unavailable
 
 ANA, BEN, CY, DEE, ELI = "12", "13", "14", "15", "16"
 ABC = "default_queue: All\nqueues:\n  All:\n    members: ['12', '13', '14']\n"
@@ -277,8 +281,175 @@ class Rig:
 
     def want(self, kind: str) -> None:
         """Make a chore due now."""
-        from connector import work
-
         with unit(self.runtime.engine) as (conn, _):
             work.want(conn, self.tenant.tenant_id, kind)
         self.runtime.wake()
+
+    def sql(self, text: str, **values: Any) -> int:
+        """Change rows as the passing of time would; :t is the tenant. How many rows it met."""
+        with unit(self.runtime.engine) as (conn, _):
+            return conn.execute(sa.text(text), {"t": self.tenant.tenant_id, **values}).rowcount
+
+    def due_now(self) -> None:
+        """As if the pauses of the CRM and of every row that waits were over."""
+        self.sql("UPDATE breakers SET open_at = clock_timestamp() WHERE tenant_id = :t")
+        for table, state in (("events", "waiting"), ("outbox", "open")):
+            self.sql(
+                f"UPDATE {table} SET due_at = clock_timestamp() "
+                f"WHERE tenant_id = :t AND state = '{state}' AND due_at > clock_timestamp()"
+            )
+        self.runtime.wake(self.tenant.tenant_id)
+
+    def agent_id(self, ref: str) -> UUID:
+        """Our id of the CRM's agent."""
+        return UUID(str(self.one("SELECT agent_id FROM agent_refs WHERE tenant_id = :t AND ref = :r", r=ref)))
+
+    def decisions(self, ref: str) -> list[tuple[str, str, str | None]]:
+        """Cause, outcome and agent (CRM id) of each decision about the owner of a lead, in order."""
+        rows = self.rows(
+            sa.text(
+                "SELECT d.cause, d.outcome, a.ref FROM decisions d JOIN lead_refs r USING (tenant_id, lead_id) "
+                "LEFT JOIN agent_refs a ON (a.tenant_id, a.agent_id) = (d.tenant_id, d.agent_id) "
+                "WHERE d.tenant_id = :t AND r.ref = :r AND d.role = 'owner' ORDER BY d.seq"
+            ).bindparams(t=self.tenant.tenant_id, r=ref)
+        )
+        return [tuple(row) for row in rows]
+
+    def void_turns(self) -> dict[int, str]:
+        """Turns that were given back, with the reason."""
+        rows = self.rows(
+            sa.text(
+                "SELECT turn, void_reason FROM turns WHERE tenant_id = :t AND void_reason IS NOT NULL ORDER BY turn"
+            ).bindparams(t=self.tenant.tenant_id)
+        )
+        return {row.turn: row.void_reason for row in rows}
+
+    def most_tries(self) -> int:
+        """The most tries that were counted against any event or write."""
+        return int(
+            self.one(
+                "SELECT greatest((SELECT coalesce(max(attempt), 0) FROM events WHERE tenant_id = :t), "
+                "(SELECT coalesce(max(attempt), 0) FROM outbox WHERE tenant_id = :t))"
+            )
+        )
+
+    def neighbour(self, sandbox: Sandbox, name: str = "beta", crm: str = "followupboss") -> Rig:
+        """A second tenant, of another CRM account, in the same Turnlock."""
+        other = Rig(self.runtime, sandbox, crm)
+        other.add_tenant(name)
+        return other
+
+    # -- ways in, restarts, and why ------------------------------------------------------------------------
+    def restart(self) -> None:
+        """Stop web and worker and start both anew, on new connections to the same database, at the same address."""
+        assert self.web is not None
+        port, settings, clock = self.web.port, self.runtime.settings, self.runtime.clock
+        self.stop()
+        self.runtime.engine.dispose()
+        assert settings.database_url is not None
+        self.runtime = Runtime(settings, make_engine(settings.database_url, pool_size=30, pool_timeout=5))
+        self.runtime.clock = clock
+        with self.runtime.engine.connect() as conn:
+            self.tenant = self.runtime.tenant_named(conn, self.tenant.name)
+        self.web = Web(self.runtime, host="127.0.0.1", port=port, threads=16)
+        self.web.start()
+        self.start_worker()
+
+    def feed(self, source: str, *refs: str) -> None:
+        """Leads come in by another way than a webhook: sweep, console, replay, again."""
+        with unit(self.runtime.engine) as (conn, _):
+            work.enqueue(conn, self.tenant.tenant_id, source, [(ref, None) for ref in refs])
+        self.runtime.wake(self.tenant.tenant_id)
+
+    def at(self, moment: str) -> None:
+        """From now on availability is judged at this instant (ISO, with its zone)."""
+        instant = datetime.fromisoformat(moment)
+        assert instant.tzinfo is not None
+        self.runtime.clock = lambda _: instant
+
+    def sync(self) -> dict[str, int]:
+        """Read the CRM's agents now."""
+        return sync_agents(self.runtime, self.tenant)
+
+    def run_chore(self, kind: str) -> None:
+        """Run a chore once and wait until it has ended well."""
+        before = self.one("SELECT last_ok_at FROM chores WHERE tenant_id = :t AND kind = :k", k=kind)
+        self.want(kind)
+
+        def ended() -> bool:
+            after = self.one("SELECT last_ok_at FROM chores WHERE tenant_id = :t AND kind = :k", k=kind)
+            return bool(after is not None and after != before)
+
+        until(ended, what=f"the chore {kind}")
+
+    def settle_owners(self, seconds: float = 30.0) -> None:
+        """As :meth:`settle`, but notes may still be on their way: a CRM may take no more than one a second."""
+        assert self.sandbox.wait_idle(seconds)
+        query = (
+            "SELECT (SELECT count(*) FROM events WHERE tenant_id = :t AND state = 'waiting') + "
+            "(SELECT count(*) FROM outbox WHERE tenant_id = :t AND state = 'open' AND kind <> 'note')"
+        )
+        until(lambda: self.one(query) == 0, seconds, "a quiet system")
+
+    def owners(self, refs: Sequence[str]) -> list[str | None]:
+        """The owners in the CRM of several leads."""
+        found = {str(lead): owner for lead, owner in self.sandbox.owners()}
+        return [None if found[ref] is None else str(found[ref]) for ref in refs]
+
+    def burst(self, count: int, **fields: Any) -> list[str]:
+        """Leads come in at once, told in one go; their ids, once the CRM shows an agent for each."""
+        refs = [str(number) for number in self.sandbox.create_leads(count, **fields)]
+        until(lambda: all(self.owners(refs)), 30.0, f"owners for {count} leads")
+        return refs
+
+    def decided(self, ref: str) -> list[Any]:
+        """Every decision about a lead in order: role, cause, outcome, reason, rule, agent and queue (as named) ..."""
+        return self.rows(
+            sa.text(
+                "SELECT d.role, d.cause, d.outcome, d.reason, d.rule, d.turn, d.config_version, d.record, "
+                "a.ref AS agent, q.name AS queue FROM decisions d JOIN lead_refs r USING (tenant_id, lead_id) "
+                "LEFT JOIN agent_refs a ON a.tenant_id = d.tenant_id AND a.agent_id = d.agent_id "
+                "LEFT JOIN queues q ON q.tenant_id = d.tenant_id AND q.queue_id = d.queue_id "
+                "WHERE d.tenant_id = :t AND r.ref = :r ORDER BY d.decided_at, d.role DESC, d.seq"
+            ).bindparams(t=self.tenant.tenant_id, r=ref)
+        )
+
+    def decision(self, ref: str) -> Any:
+        """The one decision about a lead; fails if there are more or none."""
+        (found,) = self.decided(ref)
+        return found
+
+    def skips(self, ref: str) -> dict[str, str]:
+        """Who was unavailable at the last decision about a lead, and why: CRM ids and reasons."""
+        refs = {str(row.agent_id): row.ref for row in self.rows(sa.select(t.agent_refs))}
+        paths = self.decided(ref)[-1].record.get("paths", [])
+        return {refs[out["agent"]]: out["skip"] for path in paths for out in path.get("unavailable", [])}
+
+    def assignments(self, ref: str) -> list[tuple[str, str]]:
+        """Agent and state of every assignment of a lead, oldest first."""
+        rows = self.rows(
+            sa.text(
+                "SELECT a.ref, s.state FROM assignments s JOIN lead_refs r USING (tenant_id, lead_id) "
+                "JOIN agent_refs a ON a.tenant_id = s.tenant_id AND a.agent_id = s.agent_id "
+                "WHERE s.tenant_id = :t AND r.ref = :r ORDER BY s.assigned_at, s.assignment_id"
+            ).bindparams(t=self.tenant.tenant_id, r=ref)
+        )
+        return [(row.ref, row.state) for row in rows]
+
+    def next_up(self, queue: str = "All", count: int = 1) -> list[str]:
+        """Whom the next leads go to if nothing changes, from the line and the agents as they are now."""
+        tenant_id = self.tenant.tenant_id
+        with unit(self.runtime.engine) as (conn, now):
+            row = store.tenant_row(conn, tenant_id)
+            queue_id = conn.execute(
+                sa.select(t.queues.c.queue_id).where(t.queues.c.tenant_id == tenant_id, t.queues.c.name == queue)
+            ).scalar_one()
+            line = store.load_queues(conn, tenant_id, row.flags, [queue_id])[queue_id].line
+            agents = store.load_agents(conn, tenant_id, row.flags)
+        at = self.runtime.clock(now)
+        free = [
+            p.agent_id
+            for p in line.places
+            if unavailable(agents[p.agent_id], p.weight, at, (), skips=True, weights=True) is None
+        ]
+        return [agents[pick.agent_id].ref for pick in rotation.next_up(line, free, count)]

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import parse_qsl, urlsplit
+
+from responses import RequestsMock
 
 from adapters import registry
 from adapters.base import Adapter, Credentials, WebhookRequest
@@ -182,6 +186,29 @@ class Kit(ABC):
             ) as client,
         ):
             yield Running(client, fake, server)
+
+
+Answering = Callable[[str, str, dict[str, str]], Any]
+
+
+class Scripted:
+    """A client without sockets: a function of method, path and query gives the body, or status and body."""
+
+    def __init__(self, base: str, answer: Answering, mock: RequestsMock, credentials: Credentials) -> None:
+        self.calls: list[tuple[str, str, dict[str, str]]] = []
+        self.client = Client(base, {}, credentials, now=lambda: NOW)
+
+        def callback(request: Any) -> tuple[int, dict[str, str], Any]:
+            parts = urlsplit(request.url)
+            self.calls.append(
+                (request.method, parts.path.removeprefix(urlsplit(base).path), dict(parse_qsl(parts.query)))
+            )
+            found = answer(*self.calls[-1])
+            status, body = found if isinstance(found, tuple) else (200, found)
+            return status, {}, body if isinstance(body, bytes) else json.dumps(body)
+
+        for method in ("GET", "PUT", "POST", "DELETE"):
+            mock.add_callback(method, re.compile(f"{re.escape(base)}/.*"), callback)
 
 
 def kit(name: str, adapter: Adapter | None = None) -> Kit:

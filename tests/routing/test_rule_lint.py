@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing import rule_lint
+from routing.conditions import Node, compile_condition
+from routing.fields import ConditionProblems
 from routing.model import Lead, Role, Rule, Target, TargetKind
 from routing.rule_lint import MAX_OVERLAPS, Note, NoteKind, _Prover, lint_rules, suggest_order
-from routing.rules import ConditionProblems, Node, RuleSet, compile_condition
+from routing.rules import RuleSet
 
 When = Mapping[str, Any]
 EXISTING = (Target(TargetKind.EXISTING_OWNER),)

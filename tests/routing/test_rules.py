@@ -16,21 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from routing.conditions import MAX_DEPTH, MAX_TESTS, MAX_WHY, compile_condition
+from routing.fields import FIELDS, ConditionProblems, Facts, Problem, field_kind, normal_phone, normal_text
 from routing.model import Lead, Role, Rule, Target, TargetKind
-from routing.rules import (
-    FIELDS,
-    MAX_DEPTH,
-    MAX_TESTS,
-    MAX_WHY,
-    ConditionProblems,
-    Facts,
-    Problem,
-    RuleSet,
-    compile_condition,
-    field_kind,
-    normal_phone,
-    normal_text,
-)
+from routing.rules import RuleSet
 
 QUEUE = (Target(TargetKind.QUEUE, UUID(int=1)),)
 When = Mapping[str, Any]
@@ -425,11 +414,9 @@ def test_first_match_is_a_plain_loop(whens: list[When], of: Lead, random: Any) -
     assert won == (holding[0] if holding else None)
     assert [t.rule for t in tries] == (rules[: holding[0].precedence + 1] if holding else rules)
     assert [t.matched for t in tries] == [t.rule is won for t in tries]
-    matches = list(rule_set.matches(of, Role.OWNER))
-    assert [r for r, _ in matches] == holding
-    all_tries = [t for _, tried in matches for t in tried] + list(rule_set.failed_tail(of, Role.OWNER))
+    all_tries = list(rule_set.tries(of, Role.OWNER))
     assert [t.rule for t in all_tries] == rules
-    assert [t for t in all_tries if t.matched] == [tried[-1] for _, tried in matches]
+    assert [t.rule for t in all_tries if t.matched] == holding
 
 
 # -- what a decision says -------------------------------------------------------------------------------------
@@ -657,7 +644,7 @@ def test_a_field_is_read_and_normalised_once_per_lead() -> None:
     rule_set = RuleSet([rule(str(n), n, {"field": "custom.a", "equals": f"no {n}"}) for n in range(500)])
     facts = Facts(lead(custom=custom))
     assert rule_set.first_match(facts, Role.OWNER)[0] is None
-    assert rule_set.failed_tail(facts, Role.OWNER) == rule_set.first_match(facts, Role.OWNER)[1]
+    assert tuple(rule_set.tries(facts, Role.OWNER)) == rule_set.first_match(facts, Role.OWNER)[1]
     assert custom.reads == 1
     with pytest.raises(KeyError):
         facts.get("no such field")

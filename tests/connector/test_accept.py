@@ -1,0 +1,399 @@
+"""The hook's door: who gets in, what is answered, and that a 2xx means stored, whatever happens around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from psycopg import sql
+
+from adapters import registry
+from connector import tenants
+from connector.accept import MAX_BODY
+from connector.database import make_engine
+from connector.embedded import EmbeddedPostgres
+from connector.runtime import Runtime
+from connector.sandbox import Sandbox, generic
+from connector.settings import Settings
+from routing import store
+from tests.rig import ANA, BEN, CY, Reply, Rig, captured_logs, http_send, until
+
+
+@pytest.fixture(params=registry.names())
+def hooked(request: pytest.FixtureRequest, make_rig: Callable[..., Rig]) -> Rig:
+    """A tenant of each CRM whose deliveries are made by hand; no worker runs."""
+    rig = make_rig(crm=request.param, worker=False)
+    rig.sandbox.webhook_faults(drop=1.0)
+    return rig
+
+
+# -- who gets in ------------------------------------------------------------------------------------------------
+
+
+def forged(rig: Rig, body: bytes, how: str) -> dict[str, str]:
+    """Headers that prove nothing."""
+    good = rig.signed(body)
+    name = next(h for h in good if h.lower() in ("fub-signature", "webhook-signature"))
+    match how:
+        case "unsigned":
+            return {"Content-Type": "application/json"}
+        case "empty":
+            return {**good, name: ""}
+        case "one bit off":
+            return {**good, name: good[name][:-2] + ("a" if good[name][-2] != "a" else "b") + good[name][-1]}
+        case "of another body":
+            return rig.signed(body + b" ")
+        case "other letters":
+            return {**good, name: "v1,é€" if name.startswith("webhook") else "é" * 64}
+    raise AssertionError(how)
+
+
+@pytest.mark.parametrize("how", ["unsigned", "empty", "one bit off", "of another body", "other letters"])
+def test_a_delivery_that_proves_nothing_is_refused_and_leaves_no_trace_but_a_log_line(hooked: Rig, how: str) -> None:
+    body = hooked.delivery("1")[:-1] + b', "note": "ask Canary at canary@example.com"}'
+    headers = {k: v.encode().decode("latin-1") for k, v in forged(hooked, body, how).items()}
+    with captured_logs() as logs:
+        assert hooked.post(body, headers).status == 401
+        lines = [json.loads(line) for line in logs.getvalue().splitlines()]
+    assert [(line["event"], line["tenant"]) for line in lines] == [("rejected", "acme")]
+    assert lines[0]["reason"] in ("no_signature", "bad_signature")
+    assert "anary" not in logs.getvalue()
+    assert hooked.hook_url.rpartition("/")[2] not in logs.getvalue()
+    assert hooked.events() == []
+
+
+@pytest.mark.parametrize(("off", "reason"), [(-301, "too_old"), (302, "too_new")])
+def test_a_stale_delivery_is_refused(make_rig: Callable[..., Rig], off: int, reason: str) -> None:
+    rig = make_rig(crm="generic", worker=False)
+    body, at = rig.delivery("1"), int(time.time()) + off
+    secret = rig.sandbox.account()["webhook_secret"]
+    headers = {**rig.signed(body), "webhook-timestamp": str(at)}
+    headers["webhook-signature"] = generic.sign(secret, "evt_1", at, body)
+    answer = rig.post(body, headers)
+    assert (answer.status, answer.body) == (401, f"Not accepted: {reason}.".encode())
+    assert rig.post(body).status == 200  # the same, signed now
+
+
+def test_another_tenants_signature_opens_nothing(make_rig: Callable[..., Rig]) -> None:
+    ours = make_rig(crm="generic", worker=False)
+    theirs = Rig(ours.runtime, ours.sandbox, "generic")
+    theirs.add_tenant("brick", subscribe=False, config=None)
+    secret = "whsec_b3RoZXItdGVuYW50LXNlY3JldC0wMTIzNDU2Nzg5"
+    tenants.set_secret(theirs.runtime, theirs.tenant, "webhook_secret", secret, at_once=True)
+    body = ours.delivery("1")
+    assert ours.post(body, generic.signed_headers(secret, "evt_1", body)).status == 401
+    assert theirs.post(body, generic.signed_headers(secret, "evt_1", body)).status == 200
+    assert (ours.events(), len(theirs.events())) == ([], 1)
+
+
+@pytest.mark.parametrize("token", ["nobody", "x" * 5000, "%00", "%ff%fe", "..%2f..", "a%20b"])
+def test_a_token_that_nobody_has_is_not_found(hooked: Rig, token: str) -> None:
+    base = hooked.hook_url.rpartition("/")[0]
+    answer = hooked.post(hooked.delivery("1"), url=f"{base}/{token}")
+    assert answer.status == 404
+    assert hooked.events() == []
+
+
+def test_a_removed_tenant_is_answered_and_ignored(hooked: Rig) -> None:
+    url = hooked.hook_url
+    tenants.uninstall(hooked.runtime, hooked.tenant)
+    body = hooked.delivery("1")
+    for headers in (hooked.signed(body), {}):
+        assert hooked.post(body, headers, url=url).status == 200
+    assert hooked.events() == []
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "PROPFIND"])
+def test_only_a_post_is_a_delivery(hooked: Rig, method: str) -> None:
+    body = hooked.delivery("1")
+    answer = http_send(hooked.hook_url, body, hooked.signed(body), method)
+    assert answer.status == 405
+    assert "POST" in answer.headers["allow"]
+    assert hooked.events() == []
+
+
+def test_what_a_crm_says_that_it_takes_makes_no_difference(hooked: Rig) -> None:
+    body = hooked.delivery("1")
+    odd = {
+        "Accept": "image/png",
+        "Accept-Encoding": "x",
+        "Accept-Charset": "none",
+        "If-Match": '"x"',
+        "Range": "bytes=5",
+    }
+    assert hooked.post(body, hooked.signed(body) | odd).status == 200
+    assert len(hooked.events()) == 1
+
+
+# -- how much ---------------------------------------------------------------------------------------------------
+
+
+def raw(url: str, head: str, parts: Iterator[bytes] | list[bytes], *, leave: bool = False) -> Reply | None:
+    """Send these very bytes on a socket; None when the connection ended without an answer."""
+    where = urlsplit(url)
+    with socket.create_connection((where.hostname, where.port), timeout=10) as sock:
+        lines = f"POST {where.path} HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n"
+        with suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(lines.encode())
+            for part in parts:
+                sock.sendall(part)
+        if leave:
+            return None
+        got = b""
+        with suppress(ConnectionResetError):
+            while b"\r\n\r\n" not in got and (more := sock.recv(65536)):
+                got += more
+    return Reply(int(got.split(b" ", 2)[1]), {}, got) if got else None
+
+
+def chunks(body: bytes, size: int = 50_000) -> Iterator[bytes]:
+    """`body` in the chunked coding."""
+    for start in range(0, len(body), size):
+        piece = body[start : start + size]
+        yield b"%x\r\n%s\r\n" % (len(piece), piece)
+    yield b"0\r\n\r\n"
+
+
+def headed(headers: dict[str, str], more: str) -> str:
+    return "\r\n".join([f"{k}: {v}" for k, v in headers.items()] + [more])
+
+
+@pytest.mark.parametrize("size", [MAX_BODY + 1, 2 * MAX_BODY + 1, 5 * MAX_BODY])
+@pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
+def test_a_body_over_the_limit_is_too_large_never_cut_short(hooked: Rig, size: int, chunked: bool) -> None:
+    body = hooked.delivery("1").ljust(size)
+    how = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
+    answer = raw(hooked.hook_url, headed(hooked.signed(body), how), chunks(body) if chunked else [body])
+    # Beyond the server's own limit it hangs up while we still send, and its answer may be lost with the reset.
+    assert answer.status == 413 if answer is not None else size >= 2 * MAX_BODY
+    assert hooked.events() == []
+
+
+def test_a_body_that_is_only_announced_as_too_large_is_refused_at_once(hooked: Rig) -> None:
+    answer = raw(hooked.hook_url, f"Content-Length: {10**12}", [])
+    assert answer is not None
+    assert answer.status == 413
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
+def test_a_body_of_exactly_the_limit_is_stored_whole(hooked: Rig, chunked: bool) -> None:
+    body = hooked.delivery("1").ljust(MAX_BODY)
+    how = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
+    answer = raw(hooked.hook_url, headed(hooked.signed(body), how), chunks(body) if chunked else [body])
+    assert answer is not None
+    assert answer.status == 200
+    assert [(e.state, e.body) for e in hooked.events()] == [("waiting", body)]
+
+
+def test_a_crm_that_dies_in_the_middle_of_a_delivery_has_delivered_nothing(hooked: Rig) -> None:
+    body = hooked.delivery("1")
+    head = headed(hooked.signed(body), f"Content-Length: {len(body)}")
+    raw(hooked.hook_url, head, [body[:-1]], leave=True)
+    raw(hooked.hook_url, headed(hooked.signed(body), "Transfer-Encoding: chunked"), [next(chunks(body))], leave=True)
+    assert hooked.post(body, event="evt_2").status == 200  # the server is well
+    assert len(hooked.events()) == 1
+
+
+# -- whatever happens around it ---------------------------------------------------------------------------------
+
+
+def test_the_answer_does_not_wait_for_a_queue_that_somebody_holds(rig: Rig) -> None:
+    with rig.runtime.engine.begin() as conn:
+        assert store.lock_queues(
+            conn, rig.tenant.tenant_id, [rig.one("SELECT queue_id FROM queues WHERE name = 'All'")]
+        )
+        refs = [rig.create() for _ in range(30)]
+        slowest = until(lambda: slowest_answer(rig, 30), 10, "thirty answers")
+        assert rig.position() == 0
+    assert slowest < 1.0
+    assert sorted(rig.wait_owner(ref) for ref in refs) == sorted([ANA, BEN, CY] * 10)
+    rig.settle()
+    assert rig.turns() == [ANA, BEN, CY] * 10
+    rig.audit()
+
+
+def slowest_answer(rig: Rig, count: int) -> float | None:
+    """The longest that any of the first `count` deliveries took to be answered 200; None while some are not."""
+    attempts = [a for d in rig.sandbox.deliveries() for a in d["attempts"] if a["status"] == 200]
+    return max(a["seconds"] for a in attempts) if len(attempts) >= count else None
+
+
+@contextmanager
+def small(database: Settings, size: int) -> Iterator[Rig]:
+    """A rig whose web server has `size` connections, and the time to wait for one that operators get."""
+    assert database.database_url is not None
+    with ExitStack() as stack:
+        engine = make_engine(database.database_url, pool_size=size)
+        stack.callback(engine.dispose)
+        rig = Rig(Runtime(database, engine), stack.enter_context(Sandbox(retry_scale=0.001)))
+        stack.callback(rig.stop)
+        rig.start_web()
+        rig.add_tenant()
+        rig.sandbox.webhook_faults(drop=1.0)
+        yield rig
+
+
+def test_with_every_connection_taken_the_crm_is_asked_to_come_again(database: Settings) -> None:
+    with small(database, 2) as rig:
+        body, url = rig.delivery("1"), rig.hook_url
+        with rig.runtime.engine.connect(), rig.runtime.engine.connect():
+            began = time.monotonic()
+            answer = rig.post(body, url=url)
+            took = time.monotonic() - began
+            ready = http_send(url.partition("/hooks/")[0] + "/readyz", b"", {}, "GET")
+        assert (answer.status, ready.status) == (503, 503)
+        assert 0 < int(answer.headers["retry-after"]) <= 60
+        assert took < 2.0
+        assert rig.post(body).status == 200
+        assert len(rig.events()) == 1
+
+
+@contextmanager
+def stopped(server: EmbeddedPostgres, database: Settings) -> Iterator[None]:
+    """The database lets nobody in and throws everybody out, as a server does that is stopped."""
+    name = sa.make_url(database.database_url or "").database or ""
+    with psycopg.connect(server.superuser_dsn(), autocommit=True) as conn:
+        conn.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(name)))
+        conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        try:
+            yield
+        finally:
+            conn.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(name)))
+
+
+def test_with_the_database_away_nothing_is_promised_and_all_is_well_when_it_is_back(
+    rig: Rig, server: EmbeddedPostgres, database: Settings
+) -> None:
+    first = rig.assign()
+    url, body = rig.hook_url, rig.delivery("1")
+    with captured_logs() as logs, stopped(server, database):
+        answer = rig.post(body, url=url)
+        lead = rig.create()  # the sandbox sends it again until it is taken
+        until(lambda: any(a["status"] == 503 for d in rig.sandbox.deliveries() for a in d["attempts"]))
+    assert answer.status == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert (first, rig.wait_owner(lead)) == (ANA, BEN)
+    rig.settle()
+    rig.audit()
+    assert rig.turns() == [ANA, BEN]
+    assert "unexpected" not in logs.getvalue()
+
+
+# -- kill -9 ----------------------------------------------------------------------------------------------------
+
+SERVE = """
+import sys
+from connector.process import open_runtime, run
+from connector.settings import from_environment
+with open_runtime(from_environment(), upgrade=False, threads=20) as runtime:
+    sys.exit(run(runtime, web=True, worker=sys.argv[1] == "worker"))
+"""
+
+
+class Serving:
+    """`turnlock serve` as a process of its own, on the rig's database and hook address."""
+
+    def __init__(self, rig: Rig, *, worker: bool) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        settings = rig.runtime.settings
+        self.base = f"http://127.0.0.1:{port}"
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("TURNLOCK_", "PG"))},
+            "TURNLOCK_DATABASE_URL": (settings.database_url or "").replace("postgresql+psycopg:", "postgresql:"),
+            "TURNLOCK_SECRET_KEYS": ",".join(settings.secret_keys),
+            "TURNLOCK_ALLOW_PRIVATE_HOSTS": "1",
+            "TURNLOCK_PORT": str(port),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, "worker" if worker else "web"],
+            env=environment,
+            cwd=Path(__file__).parent.parent.parent,
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        until(self._answers, 60, "the start of the process")
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, "the process ended"
+        with suppress(OSError):
+            return http_send(self.base + "/readyz", b"", {}, "GET").status == 200
+        return False
+
+    def kill(self) -> None:
+        """kill -9: nothing is cleaned up."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serving]]:
+    """Starts processes; none outlives the test."""
+    started: list[Serving] = []
+
+    def start(rig: Rig, *, worker: bool) -> Serving:
+        started.append(Serving(rig, worker=worker))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+def test_a_delivery_that_was_answered_outlives_kill_9(
+    make_rig: Callable[..., Rig], serve: Callable[..., Serving]
+) -> None:
+    rig = make_rig(worker=False)
+    rig.sandbox.webhook_faults(drop=1.0)
+    refs = [rig.create() for _ in range(3)]
+    path = urlsplit(rig.hook_url).path
+    process = serve(rig, worker=False)
+    answers = [rig.post(rig.delivery(ref, event=ref), url=process.base + path).status for ref in refs]
+    process.kill()
+    assert answers == [200, 200, 200]
+    rig.start_worker()
+    assert [rig.wait_owner(ref) for ref in refs] == [ANA, BEN, CY]
+    rig.settle()
+    assert rig.turns() == [ANA, BEN, CY]
+    rig.audit()
+
+
+def test_a_worker_killed_in_the_middle_of_its_work_leaves_it_to_the_next(
+    make_rig: Callable[..., Rig], serve: Callable[..., Serving]
+) -> None:
+    rig = make_rig(worker=False)
+    rig.sandbox.webhook_faults(drop=1.0)
+    reading, writing = rig.create(), rig.create()
+    path = urlsplit(rig.hook_url).path
+    process = serve(rig, worker=True)
+    rig.sandbox.fault("hold", method="PUT", apply=True)  # the CRM has done it, and its answer never arrives
+    assert rig.post(rig.delivery(writing, event="a"), url=process.base + path).status == 200
+    assert rig.sandbox.wait_held(1)
+    rig.sandbox.set_faults([{"what": "hold", "method": "GET", "path": "^/people"}])
+    assert rig.post(rig.delivery(reading, event="b"), url=process.base + path).status == 200
+    assert rig.sandbox.wait_held(2)
+    process.kill()
+    rig.sandbox.clear_faults()
+    rig.sandbox.release(outcome="drop")
+    with rig.runtime.engine.begin() as conn:  # a minute passes: the dead worker's leases run out
+        for table in ("events", "outbox"):
+            conn.execute(sa.text(f"UPDATE {table} SET leased_until = now() WHERE leased_until IS NOT NULL"))
+    rig.start_worker()
+    assert (rig.wait_owner(writing), rig.wait_owner(reading)) == (ANA, BEN)
+    rig.settle()
+    assert rig.turns() == [ANA, BEN]
+    assert [w["owner"] for w in rig.owner_writes(writing)] == [int(ANA)]  # read before any repeat
+    rig.audit()
