@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite("tests.adapters.conformance")
+pytest.register_assert_rewrite(*(f"tests.adapters.{m}" for m in ("conformance", "checks_deliveries", "checks_api")))
 
 
 @pytest.fixture(autouse=True)

@@ -60,14 +60,15 @@ def drip(first: bytes, byte: bytes, every: float) -> Reply:
     return Reply(raw=run)
 
 
-def endless(first: bytes) -> Reply:
-    """Send `first`, then as much as the client takes."""
+def endless(first: bytes, taken: list[int]) -> Reply:
+    """Send `first`, then as much as the client takes; `taken` gets the size of each piece that it took."""
 
     def run(sock: socket.socket) -> None:
         try:
             sock.sendall(first)
-            for _ in range(400):
+            for _ in range(2000):
                 sock.sendall(b"x" * 65536)
+                taken.append(65536)
         except OSError:
             return
 

@@ -6,9 +6,11 @@ import pytest
 
 from adapters import registry
 from adapters.base import Capability
-from tests.adapters import broken
+from tests.adapters import broken, checks_api, checks_deliveries
 from tests.adapters.conformance import CHECKS, cases
 from tests.adapters.kit import Kit, kit
+
+MODULES = (checks_deliveries, checks_api)  # importing one registers its checks
 
 
 @pytest.mark.parametrize(("name", "check"), cases())
@@ -18,6 +20,11 @@ def test_conformance(name: str, check: str) -> None:
 
 # TENANT_SECRET says whose the secret is, which no delivery shows; NULL_OWNER and the rest each select a check.
 _SHOWN_ELSEWHERE = {Capability.TENANT_SECRET}
+
+
+def test_every_module_brings_checks() -> None:
+    homes = {case.check.__module__ for case in CHECKS.values()}
+    assert homes == {module.__name__ for module in MODULES}
 
 
 def test_every_capability_selects_a_check() -> None:

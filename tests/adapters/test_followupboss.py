@@ -396,9 +396,14 @@ def test_the_sweep_finds_offers_only_when_they_count() -> None:
 
 def test_only_https_is_subscribed(mock: responses.RequestsMock) -> None:
     talk = Talk(lambda *_: pytest.fail("called"), mock)
-    left = FUB.subscribe(talk.client, "http://127.0.0.1:8080/hooks/token")
+    left = FUB.subscribe(talk.client, "http://hooks.example.com/hooks/token")
     assert left.hooks == ()
     assert "TURNLOCK_PUBLIC_URL" in left.by_hand[0]
+
+
+def test_a_crm_that_is_itself_spoken_to_over_http_may_call_over_http() -> None:
+    with kit("followupboss").running() as running:
+        assert len(FUB.subscribe(running.client, "http://127.0.0.1:8080/hooks/token").hooks) == 4
 
 
 def test_a_full_topic_is_told_and_the_others_stand() -> None:
