@@ -6,21 +6,23 @@ A 2xx means that the delivery is committed. It never answers 406 or 410: CRMs de
 from __future__ import annotations
 
 import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 from flask import Blueprint, Response, current_app, request
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
-from adapters.base import Event, EventKind, Rejected, Unreadable, WebhookRequest
+from adapters.base import Adapter, Event, EventKind, Rejected, Unreadable, WebhookRequest
 from connector import log
 from connector.alarms import open_alarm
-from connector.database import is_contention, is_outage, new_id, unit
+from connector.database import at_once, is_contention, is_outage, new_id, unit
 from connector.runtime import Runtime, Tenant
-from connector.tables import dedupe_keys, deliveries, delivery_bodies, events, hooks
+from connector.tables import hooks
 from routing.facts import lead_to_json
 from routing.tables import tenants
 
@@ -52,6 +54,47 @@ def _raw_body() -> bytes:
     return body
 
 
+@dataclass(frozen=True, slots=True)
+class _Hook:
+    """A hook with what verifying needs, as read at `read_at` (monotonic seconds)."""
+
+    hook_id: UUID
+    flag_version: int
+    tenant: Tenant
+    adapter: Adapter
+    secrets: Sequence[bytes]
+    read_at: float
+
+
+# A hook is asked for on every delivery and changes hardly ever. What another process changed is seen this late; a
+# signature that fails is judged on a fresh reading.
+_HOOK_FRESH = 2.0
+
+
+def _hook(runtime: Runtime, token: str, *, fresh: bool = False) -> _Hook | None:
+    key = token_hash(token)
+    kept: _Hook | None = runtime.hooks.get(key)
+    if kept is not None and not fresh and time.monotonic() - kept.read_at < _HOOK_FRESH:
+        return kept
+    began = time.monotonic()
+    with runtime.engine.connect() as conn:
+        c, h = tenants.c, hooks.c
+        row = conn.execute(
+            sa.select(
+                h.hook_id, c.flag_version, c.tenant_id, c.name, c.crm, c.base_url, c.parameters, c.status, c.sending
+            )
+            .join(tenants, c.tenant_id == h.tenant_id)
+            .where(h.token_hash == key)
+        ).one_or_none()
+        if row is None:
+            return None
+        tenant = Tenant(*row[2:])
+        secrets = [s.encode() for s in runtime.secrets(conn, tenant).get(tenant.adapter.hook_secret, [])]
+    found = _Hook(row.hook_id, row.flag_version, tenant, tenant.adapter, secrets, began)
+    runtime.hooks[key] = found
+    return found
+
+
 @blueprint.post("/hooks/<token>")
 def receive(token: str) -> Response:
     """One delivery of a CRM."""
@@ -74,22 +117,11 @@ def _plain(status: int, text: str, headers: dict[str, str] | None = None) -> Res
 
 
 def _receive(runtime: Runtime, token: str, body: bytes) -> Response:
-    with runtime.engine.connect() as conn:
-        c, h = tenants.c, hooks.c
-        row = conn.execute(
-            sa.select(
-                h.hook_id, c.flag_version, c.tenant_id, c.name, c.crm, c.base_url, c.parameters, c.status, c.sending
-            )
-            .join(tenants, c.tenant_id == h.tenant_id)
-            .where(h.token_hash == token_hash(token))
-        ).one_or_none()
-        if row is None:
-            return _plain(404, "No such hook.")
-        tenant = Tenant(*row[2:])
-        if tenant.status == "removed":
-            return _plain(200, "Ignored: Turnlock is no longer installed for this account.")
-        adapter = tenant.adapter
-        secrets = [s.encode() for s in runtime.secrets(conn, tenant).get(adapter.hook_secret, [])]
+    hook = _hook(runtime, token)
+    if hook is None:
+        return _plain(404, "No such hook.")
+    if hook.tenant.status == "removed":
+        return _plain(200, "Ignored: Turnlock is no longer installed for this account.")
     delivery = WebhookRequest(
         method=request.method,
         url=f"{runtime.settings.public_url}/hooks/{token}",
@@ -97,29 +129,72 @@ def _receive(runtime: Runtime, token: str, body: bytes) -> Response:
         body=body,
     )
     try:
-        adapter.verify(delivery, secrets, datetime.now(UTC))
+        try:
+            hook.adapter.verify(delivery, hook.secrets, datetime.now(UTC))
+        except Rejected:
+            hook = _hook(runtime, token, fresh=True)  # the secret may be a new one
+            if hook is None:
+                return _plain(404, "No such hook.")
+            hook.adapter.verify(delivery, hook.secrets, datetime.now(UTC))
     except Rejected as rejected:
-        _log.warning("rejected", tenant=tenant.name, reason=rejected.reason)
+        _log.warning("rejected", tenant=hook.tenant.name if hook else None, reason=rejected.reason)
         return _plain(401, f"Not accepted: {rejected.reason}.")
     try:
-        found = adapter.parse(delivery)
+        found = hook.adapter.parse(delivery)
     except Unreadable as unreadable:
         # Genuine, so it is kept: one parked event, however often the same bytes come.
         key = "unreadable:" + hashlib.sha256(body).hexdigest()
         found = [Event(EventKind.UNREADABLE, key, problem=unreadable.reason)]
+    headers = {name: delivery.headers[name][:200] for name in _KEPT_HEADERS if name in delivery.headers}
     stored = store_delivery(
         runtime,
-        tenant,
+        hook.tenant,
         found,
-        hook_id=row.hook_id,
+        hook_id=hook.hook_id,
         body=body,
-        flag_version=row.flag_version,
-        headers={name: delivery.headers[name][:200] for name in _KEPT_HEADERS if name in delivery.headers},
+        flag_version=hook.flag_version,
+        headers=headers,
     )
     if stored:
-        runtime.wake(tenant.tenant_id)
-    text, content_type = adapter.acknowledgement()
+        runtime.wake(hook.tenant.tenant_id)
+    text, content_type = hook.adapter.acknowledgement()
     return Response(text, status=200, content_type=content_type)
+
+
+# One statement, so one round trip and one commit: nothing of a delivery is stored without all of it. A key that is
+# taken, by a committed event or by one being committed now, is a duplicate: done already. Keys go in sorted, so that
+# two deliveries with common keys wait for each other in one direction only.
+_STORE = sa.text(
+    """
+    WITH given AS (
+        SELECT * FROM unnest(
+            CAST(:keys AS text[]), CAST(:finals AS boolean[]), CAST(:ids AS uuid[]), CAST(:ordinals AS integer[]),
+            CAST(:kinds AS text[]), CAST(:refs AS text[]), CAST(:payloads AS jsonb[]), CAST(:states AS text[]),
+            CAST(:reasons AS text[]), CAST(:occurred AS timestamptz[])
+        ) AS g(key, final, event_id, ordinal, kind, ref, payload, state, reason, occurred_at)
+    ), fresh AS (
+        INSERT INTO dedupe_keys (tenant_id, key, event_id, final)
+        SELECT :tenant, key, event_id, final FROM given ORDER BY key COLLATE "C"
+        ON CONFLICT (tenant_id, key) DO NOTHING
+        RETURNING event_id
+    ), delivery AS (
+        INSERT INTO deliveries (tenant_id, delivery_id, source, hook_id, headers, size, received_at)
+        SELECT :tenant, :delivery, :source, CAST(:hook AS uuid), CAST(:headers AS jsonb), :size, now()
+        WHERE EXISTS (SELECT FROM fresh)
+        RETURNING delivery_id
+    ), body AS (
+        INSERT INTO delivery_bodies (tenant_id, delivery_id, received_at, body)
+        SELECT :tenant, delivery_id, now(), :body FROM delivery
+    )
+    INSERT INTO events (tenant_id, event_id, delivery_id, ordinal, kind, ref, payload, flag_version, state, reason,
+                        received_at, occurred_at, closed_at)
+    SELECT :tenant, event_id, :delivery, ordinal, kind, ref, payload, :flag_version, state, reason,
+           now(), occurred_at, CASE WHEN state = 'ignored' THEN now() END
+    FROM given JOIN fresh USING (event_id)
+    RETURNING state, reason
+    """
+)
+_STATES = {EventKind.UNKNOWN: "ignored", EventKind.UNREADABLE: "parked"}
 
 
 def store_delivery(
@@ -133,74 +208,49 @@ def store_delivery(
     headers: dict[str, str],
     source: str = "webhook",
 ) -> int:
-    """Commit a delivery with those of its events that are new; how many. Nothing new: nothing is stored."""
-    fresh: dict[str, tuple[UUID, int, Event]] = {}
+    """Commit a delivery with those of its events that are new; how many of them wait. Nothing new: nothing stored."""
+    first: dict[str, tuple[int, Event]] = {}
     for number, event in enumerate(found):
-        fresh.setdefault(event.key, (new_id(), number, event))
-    if not fresh:
+        first.setdefault(event.key, (number, event))
+    if not first:
         return 0
-    with unit(runtime.engine) as (conn, now):
-        # Sorted, so that two deliveries with common keys wait for each other in one direction only. A key that is
-        # taken, by a committed event or by one being committed now, is a duplicate: done already.
-        taken = insert(dedupe_keys).on_conflict_do_nothing(index_elements=["tenant_id", "key"])
-        keys = set(
-            conn.execute(
-                taken.returning(dedupe_keys.c.key),
-                [
-                    {"tenant_id": tenant.tenant_id, "key": key, "event_id": e_id, "final": event.key_is_final}
-                    for key, (e_id, _, event) in sorted(fresh.items())
-                ],
-            ).scalars()
-        )
-        if not keys:
-            return 0
-        delivery_id = new_id()
-        conn.execute(
-            sa.insert(deliveries).values(
-                tenant_id=tenant.tenant_id,
-                delivery_id=delivery_id,
-                source=source,
-                hook_id=hook_id,
-                headers=headers,
-                size=len(body),
-                received_at=now,
-            )
-        )
-        conn.execute(
-            sa.insert(delivery_bodies).values(
-                tenant_id=tenant.tenant_id, delivery_id=delivery_id, received_at=now, body=body
-            )
-        )
-        rows: list[dict[str, Any]] = []
-        for key, (event_id, number, event) in fresh.items():
-            if key not in keys:
-                continue
-            state = {EventKind.UNKNOWN: "ignored", EventKind.UNREADABLE: "parked"}.get(event.kind, "waiting")
-            rows.append(
-                {
-                    "tenant_id": tenant.tenant_id,
-                    "event_id": event_id,
-                    "delivery_id": delivery_id,
-                    "ordinal": number,
-                    "kind": event.kind.value,
-                    "ref": event.ref,
-                    "payload": lead_to_json(event.lead) if event.lead and state == "waiting" else None,
-                    "flag_version": flag_version,
-                    "state": state,
-                    "reason": event.problem,
-                    "received_at": now,
-                    "occurred_at": event.occurred_at,
-                    "closed_at": now if state == "ignored" else None,
-                }
-            )
-            if state == "parked":
+    events = [event for _, event in first.values()]
+    states = [_STATES.get(event.kind, "waiting") for event in events]
+    values = {
+        "tenant": tenant.tenant_id,
+        "delivery": new_id(),
+        "source": source,
+        "hook": hook_id,
+        "headers": json.dumps(headers),
+        "size": len(body),
+        "body": body,
+        "flag_version": flag_version,
+        "keys": list(first),
+        "finals": [event.key_is_final for event in events],
+        "ids": [new_id() for _ in events],
+        "ordinals": [number for number, _ in first.values()],
+        "kinds": [event.kind.value for event in events],
+        "refs": [event.ref for event in events],
+        "payloads": [
+            json.dumps(lead_to_json(event.lead)) if event.lead and state == "waiting" else None
+            for event, state in zip(events, states, strict=True)
+        ],
+        "states": states,
+        "reasons": [event.problem for event in events],
+        "occurred": [event.occurred_at for event in events],
+    }
+    if "parked" not in states:
+        return sum(row.state == "waiting" for row in at_once(runtime.engine, _STORE, values))
+    with unit(runtime.engine) as (conn, _):
+        rows = conn.execute(_STORE, values).all()
+        for row in rows:
+            if row.state == "parked":
                 open_alarm(
                     conn,
                     tenant.tenant_id,
                     "unreadable_event",
-                    event.problem or "unreadable",
+                    row.reason or "unreadable",
                     "a genuine delivery could not be read and is parked; see `turnlock parked`, and `turnlock replay` "
                     "once it can be read",
                 )
-        conn.execute(sa.insert(events), rows)
-    return sum(row["state"] == "waiting" for row in rows)
+    return sum(row.state == "waiting" for row in rows)

@@ -47,7 +47,8 @@ def readyz() -> tuple[Response, int]:
 def _http_error(error: HTTPException) -> Response:
     # 406 and 410 make CRMs delete the hook: Flask raises neither by itself, and if anything ever did, it is a 404.
     status = error.code if error.code not in (None, 406, 410) else 404
-    return Response(f"{error.name}.", status=status, content_type="text/plain")
+    kept = [(name, value) for name, value in error.get_headers() if name != "Content-Type"]  # Allow, Retry-After
+    return Response(f"{error.name}.", status, kept, content_type="text/plain")
 
 
 def _unexpected(error: Exception) -> Response:

@@ -18,7 +18,7 @@ from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
 from connector.database import is_outage, new_id, unit
 from connector.runtime import Runtime, Tenant
-from connector.tables import dedupe_keys, delivery_bodies, events
+from connector.tables import alarms, dedupe_keys, delivery_bodies, events
 from routing import store
 from routing import tables as t
 from routing.model import Flag, Role
@@ -31,6 +31,8 @@ SWEEP_FIRST = timedelta(hours=24)
 _HELD_BATCH = 200
 _KEYS_LIVE = timedelta(days=90)  # longer than any sender retries (the longest known: 8 hours, by hand 30 days)
 
+_ASK_THE_CRM = frozenset({"agents", "sweep"})
+
 _log = log.get("chores")
 
 
@@ -42,6 +44,14 @@ class Swept:
     found: int
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One run of a chore: the cursor that its last run left, and how often it was wanted up to now."""
+
+    cursor: Any
+    wanted: int
+
+
 def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
     """Claim and run one due chore of the tenant; whether there was one."""
     lease = new_id()
@@ -50,16 +60,23 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
         if row is None:
             return False
         tenant = runtime.tenant(conn, tenant_id)
+        wait = work.breaker_wait(conn, tenant_id) if row.kind in _ASK_THE_CRM else 0.0
+        if wait > 0:
+            work.end_chore(conn, tenant_id, lease, row.kind, wanted=row.wanted, again=wait, error="crm_paused")
+            return True
     chore = CHORES.get(row.kind)
     again, cursor, error = 86400.0, None, None
     try:
         if chore is not None:
-            again, cursor = chore(runtime, tenant, row.cursor)
+            again, cursor = chore(runtime, tenant, Call(row.cursor, row.wanted))
     except CrmError as failed:
         error = f"{failed.outcome.value}_{failed.status or failed.fault or ''}"
         again = max(failed.retry_after or 0.0, 60.0)
         _log.warning("chore waits for the crm", tenant=tenant.name, chore=row.kind, outcome=failed.outcome.value)
         with unit(runtime.engine) as (conn, _):
+            if failed.outcome is Outcome.WAIT:
+                seconds = failed.retry_after or 1.0
+                work.shut_breaker(conn, tenant_id, seconds=seconds, reason="crm_asked_to_wait")
             if failed.outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
                 open_alarm(conn, tenant_id, "crm_refuses_us", failed.outcome.value, failed.text)
     except SQLAlchemyError as failed:
@@ -88,9 +105,10 @@ def sync_agents(runtime: Runtime, tenant: Tenant) -> dict[str, int]:
     """Read all agents of the CRM and store what is new; counts of ``new``, ``changed``, ``same``, ``missing``."""
     with runtime.engine.connect() as conn:
         client = runtime.client(conn, tenant)
+        began = conn.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
     seen = list(tenant.adapter.list_agents(client))
-    with unit(runtime.engine) as (conn, now):
-        counts = keep_agents(runtime, conn, tenant.tenant_id, seen, now)
+    with unit(runtime.engine) as (conn, _):
+        counts = keep_agents(runtime, conn, tenant.tenant_id, seen, began)
         a, r = t.agents.c, t.agent_refs.c
         # Someone whom the CRM no longer lists at all is gone there: nobody may be assigned to them.
         refs = [agent.ref for agent in seen]
@@ -104,7 +122,7 @@ def sync_agents(runtime: Runtime, tenant: Tenant) -> dict[str, int]:
     return counts
 
 
-def _agents(runtime: Runtime, tenant: Tenant, _: Any) -> tuple[float, Any]:
+def _agents(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
     sync_agents(runtime, tenant)
     return 900.0, None
 
@@ -112,8 +130,11 @@ def _agents(runtime: Runtime, tenant: Tenant, _: Any) -> tuple[float, Any]:
 # -- sweep ------------------------------------------------------------------------------------------------------
 
 
-def sweep(runtime: Runtime, tenant: Tenant, since: datetime) -> Swept:
-    """Find leads created since `since` that are unassigned in the CRM and unknown here; feed them to the inbox."""
+def sweep(runtime: Runtime, tenant: Tenant, since: datetime, *, first: bool = False) -> Swept:
+    """Find leads created since `since` that are unassigned in the CRM and unknown here; feed them to the inbox.
+
+    Finding any is an alarm, but for the `first` sweep of a tenant: no webhook told of leads from before.
+    """
     with runtime.engine.connect() as conn:
         client = runtime.client(conn, tenant)
         definition = store.tenant_row(conn, tenant.tenant_id).unassigned
@@ -128,12 +149,12 @@ def sweep(runtime: Runtime, tenant: Tenant, since: datetime) -> Swept:
                 conn, tenant.tenant_id, "sweep", [(ref, None) for ref in unknown], coalesce="sweep"
             )
     with unit(runtime.engine) as (conn, _):
-        if found:
+        if found and not first:
             open_alarm(
                 conn, tenant.tenant_id, "webhooks_missing", "sweep",
                 "the sweep found unassigned leads that no webhook told of; see the subscription with `turnlock check`",
             )
-        else:
+        elif not found:
             close_alarm(conn, tenant.tenant_id, "webhooks_missing")
     runtime.wake(tenant.tenant_id)
     return Swept(len(seen), found)
@@ -170,77 +191,96 @@ def _not_waiting_here(conn: sa.Connection, tenant_id: UUID, refs: list[str]) -> 
     return [ref for ref in refs if ref not in accounted]
 
 
-def _sweep(runtime: Runtime, tenant: Tenant, cursor: Any) -> tuple[float, Any]:
-    began = datetime.now(UTC)
+def _sweep(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
+    began, cursor = datetime.now(UTC), call.cursor
     since = datetime.fromisoformat(cursor["began"]) - SWEEP_OVERLAP if cursor else began - SWEEP_FIRST
-    sweep(runtime, tenant, since)
+    sweep(runtime, tenant, since, first=not cursor)
     return 300.0, {"began": began.isoformat()}
 
 
 # -- held leads -------------------------------------------------------------------------------------------------
 
 
-def _held(runtime: Runtime, tenant: Tenant, _: Any) -> tuple[float, Any]:
-    """Feed the oldest held leads back, queue by queue where somebody is available now."""
+def _held(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
+    """Feed the oldest held leads back to the inbox.
+
+    A queue's own leads as soon as one of its members is available. The others may have a way out by a rule, a
+    fallback or the configuration that only the ordinary way finds: they are fed when something changed, and each
+    minute, because working hours open without anybody's doing.
+    """
     tenant_id = tenant.tenant_id
+    before = call.cursor or {"wanted": None, "round": 0}
+    all_of_them = before["wanted"] != call.wanted or before["round"] % 4 == 0
+    again = 15.0
     with unit(runtime.engine) as (conn, db_now):
         row = store.tenant_row(conn, tenant_id)
-        s, r = t.lead_roles.c, t.lead_refs.c
-        waiting = conn.execute(
-            sa.select(s.queue_id, sa.func.count().label("n"))
-            .where(s.tenant_id == tenant_id, s.state == "held", s.role == Role.OWNER.value)
-            .group_by(s.queue_id)
-        ).all()
+        s, owner = t.lead_roles.c, t.lead_roles.alias("owner").c
+        # A collaborator is waited for as long as the owner is ours.
+        owned = sa.exists().where(
+            owner.tenant_id == s.tenant_id, owner.lead_id == s.lead_id, owner.role == Role.OWNER.value,
+            owner.state == "assigned",
+        )
+        held = sa.and_(s.tenant_id == tenant_id, s.state == "held", sa.or_(s.role == Role.OWNER.value, owned))
+        waiting = {(w.role, w.queue_id) for w in conn.execute(sa.select(s.role, s.queue_id).where(held).distinct())}
+        queues = store.load_queues(conn, tenant_id, row.flags, {q for _, q in waiting if q})
+        _close_held_alarms(conn, tenant_id, {queues[q].name if q in queues else "no queue" for _, q in waiting})
         if not waiting:
-            close_alarm(conn, tenant_id, "leads_held")
-            return 900.0, None
-        queues = store.load_queues(conn, tenant_id, row.flags, [w.queue_id for w in waiting if w.queue_id])
+            return 900.0, {"wanted": call.wanted, "round": 0}
         members = {p.agent_id for q in queues.values() for p in q.line.places}
         agents = store.load_agents(conn, tenant_id, row.flags, members)
         now = runtime.clock(db_now)
-
-        def free(queue_id: UUID | None) -> bool:
-            queue = queues.get(queue_id) if queue_id else None
-            if queue is None or queue.when_nobody != "hold":
-                return True  # a rule, the configuration or a fallback may take it now: ask the ordinary way
-            return any(
-                unavailable(
-                    agents[p.agent_id], p.weight, now, (), skips=Flag.SKIPS in row.flags,
-                    weights=Flag.WEIGHTS in row.flags,
-                )
-                is None
-                for p in queue.line.places
+        skips, weights = Flag.SKIPS in row.flags, Flag.WEIGHTS in row.flags
+        for role, queue_id in waiting:
+            places = queues[queue_id].line.places if queue_id in queues else ()
+            free = any(
+                unavailable(agents[p.agent_id], p.weight, now, (), skips=skips, weights=weights) is None for p in places
             )
-
-        for w in waiting:
-            if not free(w.queue_id):
-                continue
-            # The newest ref of each lead: a merge adds one, and that is the one the CRM answers to.
-            newest = (
-                sa.select(r.ref)
-                .where(r.tenant_id == s.tenant_id, r.lead_id == s.lead_id)
-                .order_by(r.created_at.desc(), r.ref)
-                .limit(1)
-                .scalar_subquery()
-            )
-            oldest = conn.execute(
-                sa.select(newest.label("ref"), s.lead_id)
-                .where(
-                    s.tenant_id == tenant_id, s.state == "held", s.role == Role.OWNER.value,
-                    s.queue_id == w.queue_id if w.queue_id else s.queue_id.is_(None),
-                )
-                .order_by(s.since, s.lead_id)
-                .limit(_HELD_BATCH)
-            ).all()
-            work.enqueue(conn, tenant_id, "held", [(x.ref, x.lead_id) for x in oldest], coalesce="held")
+            if free or all_of_them:
+                of_queue = s.queue_id == queue_id if queue_id else s.queue_id.is_(None)
+                full = _feed_oldest(conn, tenant_id, Role(role), sa.and_(held, s.role == role, of_queue))
+                again = 1.0 if full and free else again
     runtime.wake(tenant_id)
-    return 15.0, None
+    return again, {"wanted": call.wanted, "round": before["round"] + 1}
+
+
+def _feed_oldest(conn: sa.Connection, tenant_id: UUID, role: Role, which: sa.ColumnElement[bool]) -> bool:
+    """Feed the oldest of these; whether more may wait behind them. Those that are on their way are not fed twice, and
+    hold the next ones back: a second unit could otherwise serve the younger before them."""
+    s, r, e = t.lead_roles.c, t.lead_refs.c, events.c
+    under_way = sa.exists().where(e.tenant_id == s.tenant_id, e.lead_id == s.lead_id, e.state == "waiting")
+    # The newest ref of each lead: a merge adds one, and that is the one the CRM answers to.
+    newest = (
+        sa.select(r.ref)
+        .where(r.tenant_id == s.tenant_id, r.lead_id == s.lead_id)
+        .order_by(r.created_at.desc(), r.ref)
+        .limit(1)
+        .scalar_subquery()
+    )
+    oldest = conn.execute(
+        sa.select(newest.label("ref"), s.lead_id, under_way.label("under_way"))
+        .where(which)
+        .order_by(s.since, s.lead_id)
+        .limit(_HELD_BATCH)
+    ).all()
+    kind = "lead_changed" if role is Role.OWNER else "collaborators"
+    refs = [(row.ref, row.lead_id) for row in oldest if not row.under_way]
+    work.enqueue(conn, tenant_id, "held", refs, kind=kind, coalesce=f"held:{kind}")
+    return len(oldest) == _HELD_BATCH
+
+
+def _close_held_alarms(conn: sa.Connection, tenant_id: UUID, waiting: set[str]) -> None:
+    c = alarms.c
+    subjects = conn.execute(
+        sa.select(c.subject).where(c.tenant_id == tenant_id, c.kind == "leads_held", c.closed_at.is_(None))
+    ).scalars()
+    for subject in set(subjects) - waiting:
+        close_alarm(conn, tenant_id, "leads_held", subject)
 
 
 # -- audit, retention -------------------------------------------------------------------------------------------
 
 
-def _audit(runtime: Runtime, tenant: Tenant, _: Any) -> tuple[float, Any]:
+def _audit(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
     bad = [a for a in audit_queues(runtime, tenant.tenant_id) if not a.ok]
     with unit(runtime.engine) as (conn, _now):
         for audit in bad:
@@ -253,7 +293,7 @@ def _audit(runtime: Runtime, tenant: Tenant, _: Any) -> tuple[float, Any]:
     return 3600.0, None
 
 
-def _retention(runtime: Runtime, tenant: Tenant, _: Any) -> tuple[float, Any]:
+def _retention(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
     """Personal data and keys past their time go: bodies, payloads of closed events, dedupe keys."""
     days = timedelta(days=runtime.settings.body_retention_days)
     with unit(runtime.engine) as (conn, now):
@@ -267,7 +307,7 @@ def _retention(runtime: Runtime, tenant: Tenant, _: Any) -> tuple[float, Any]:
     return 86400.0, None
 
 
-Chore = Callable[[Runtime, Tenant, Any], tuple[float, Any]]
+Chore = Callable[[Runtime, Tenant, Call], tuple[float, Any]]
 CHORES: Mapping[str, Chore] = {
     "agents": _agents,
     "sweep": _sweep,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -21,6 +22,7 @@ STATEMENT_TIMEOUT = "30s"
 # A client that stops in the middle of a transaction would keep its locks; the server ends it.
 IDLE_TIMEOUT = "15s"
 
+_NOW = sa.text("SELECT clock_timestamp()")
 _OPENING = sa.text(
     "SELECT clock_timestamp(), set_config('lock_timeout', :lock, true), "
     "set_config('statement_timeout', :statement, true), "
@@ -48,22 +50,54 @@ def make_engine(url: str, *, pooled: bool = False, pool_size: int = 10, pool_tim
     connect_args: dict[str, object] = {"connect_timeout": 5, "application_name": "turnlock"}
     if pooled:
         connect_args["prepare_threshold"] = None
-    return sa.create_engine(
-        url,
-        pool_size=pool_size,
-        max_overflow=0,
-        pool_timeout=pool_timeout,
-        pool_pre_ping=True,
-        connect_args=connect_args,
+    else:
+        settings = {
+            "lock_timeout": LOCK_TIMEOUT,
+            "statement_timeout": STATEMENT_TIMEOUT,
+            "idle_in_transaction_session_timeout": IDLE_TIMEOUT,
+        }
+        connect_args["options"] = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    # No ping before each use: it costs a round trip every time, and a lost connection is found by its first statement
+    # anyway; then the whole pool is made anew, and every caller repeats what it did.
+    engine = sa.create_engine(
+        url, pool_size=pool_size, max_overflow=0, pool_timeout=pool_timeout, connect_args=connect_args
     )
+    return engine.execution_options(turnlock_pooled=pooled)
+
+
+def at_once(engine: sa.Engine, statement: sa.TextClause, values: Mapping[str, object]) -> Sequence[sa.Row[Any]]:
+    """Run one idempotent statement as a transaction of its own, in one round trip; gives its rows.
+
+    A connection that turns out to be lost is replaced and the statement repeated once: it may have been carried out,
+    which is why it must be idempotent.
+    """
+    if engine.get_execution_options().get("turnlock_pooled"):
+        with unit(engine) as (conn, _):  # a pooler's connection has no settings of ours
+            return conn.execute(statement, values).all()
+    for last in (False, True):
+        try:
+            with engine.connect() as conn:
+                return conn.execution_options(isolation_level="AUTOCOMMIT").execute(statement, values).all()
+        except DBAPIError as error:
+            if last or not error.connection_invalidated:
+                raise
+    raise AssertionError("unreachable")
 
 
 @contextmanager
 def unit(engine: sa.Engine, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[tuple[sa.Connection, datetime]]:
-    """One transaction, READ COMMITTED, with its time-outs set for itself alone. Yields connection and database time."""
+    """One transaction, READ COMMITTED, with its time-outs. Yields the connection and the database's time."""
     with engine.begin() as conn:
+        if lock_timeout == LOCK_TIMEOUT and not conn.get_execution_options().get("turnlock_pooled"):
+            yield conn, conn.execute(_NOW).scalar_one()  # the connection has the time-outs from its start
+            return
         row = conn.execute(_OPENING, {"lock": lock_timeout, "statement": STATEMENT_TIMEOUT, "idle": IDLE_TIMEOUT}).one()
         yield conn, row[0]
+
+
+def set_lock_timeout(conn: sa.Connection, value: str) -> None:
+    """How long the further statements of this transaction wait for a lock."""
+    conn.execute(sa.select(sa.func.set_config("lock_timeout", value, True)))
 
 
 def sqlstate(error: BaseException) -> str | None:

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -20,7 +20,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from adapters.outcome import CrmError, Outcome
 from connector import log, work
 from connector.alarms import open_alarm
-from connector.database import is_contention, is_outage, new_id, unit
+from connector.busy import PROBE, QueueBusy
+from connector.database import LOCK_TIMEOUT, is_contention, is_outage, new_id, set_lock_timeout, unit
 from connector.reading import Item, read_events
 from connector.runtime import Runtime, Tenant
 from connector.tables import dedupe_keys
@@ -43,6 +44,8 @@ _FAULT_TRIES = 5
 # Behind an own write: woken by its end; this is only for the case that the wake is lost with a crash.
 _BEHIND = timedelta(seconds=30)
 _FORCED = ("console", "replay")
+# Later than anything that is stored: what the unit at work has just decided.
+_LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 class LostLease(Exception):
@@ -151,6 +154,10 @@ class Decider:
                 queues |= need.queue_ids
             except LostLease:
                 return
+            except QueueBusy:
+                after = random.uniform(0.3, 0.7)  # noqa: S311 - jitter, not a secret
+                self._return(tenant, lease, [i.event.event_id for i in items], after=after, reason="queue_busy")
+                return
             except SQLAlchemyError as error:
                 if is_outage(error):
                     raise
@@ -213,7 +220,12 @@ class Decider:
             for item in items:
                 first = plan.first_queue(item.lead, item.role) if before_lock.unassigned.covers(item.lead) else None
                 wanted |= {first} - {None} if first else set()
-            locked = store.lock_queues(conn, tenant_id, wanted)
+            with runtime.busy.asking(wanted) as held:
+                if held:
+                    set_lock_timeout(conn, PROBE)
+                locked = store.lock_queues(conn, tenant_id, wanted)
+                if held:
+                    set_lock_timeout(conn, LOCK_TIMEOUT)
             # Only now, with every lock granted, is anything read that a decision rests on.
             after_lock = store.tenant_row(conn, tenant_id)
             if after_lock.version != (version or before_lock.version):
@@ -301,7 +313,7 @@ class Decider:
         )
         if not saving.changes_nothing(decided):
             result.decided.append(decided)
-        if decision.agent_id is not None:
+        if decision.agent_id is not None and decision.role is Role.OWNER:
             known.assigned(item, decision.agent_id)
 
     def _collaborator(
@@ -367,7 +379,7 @@ class Decider:
                 reason="released",
                 now=now,
                 agent_id=None,
-                facts_digest=item.digest,
+                facts_digest=None,  # no change of the lead's fields brings it back
             )
         elif verdict.step is Step.OVERRIDDEN or (
             verdict.step is Step.OWNED and (before is None or before.state != "owned" or before.agent_id != owner)
@@ -527,7 +539,8 @@ class _BenchInput:
     agents: dict[UUID, Agent]
     queues: dict[UUID, Any]
     roles: dict[tuple[UUID, Role], store.RoleRow]
-    owners: dict[bytes, dict[UUID, UUID]]
+    owners: dict[bytes, dict[UUID, tuple[datetime, UUID]]]
+    shared: set[bytes]
     refs: dict[str, UUID]
 
     @classmethod
@@ -566,17 +579,17 @@ class _BenchInput:
             }
         wanted = {place.agent_id for queue in queues.values() for place in queue.line.places}
         wanted |= {row.agent_id for row in roles.values() if row.agent_id is not None}
-        wanted |= {agent for by_lead in owners.values() for agent in by_lead.values()}
+        wanted |= {agent_id for by_lead in owners.values() for _, agent_id in by_lead.values()}
         wanted |= {queue.default_agent_id for queue in queues.values() if queue.default_agent_id is not None}
         wanted |= plan.target_agents
-        return cls(store.load_agents(conn, tenant_id, plan.flags, wanted), queues, roles, owners, refs)
+        return cls(store.load_agents(conn, tenant_id, plan.flags, wanted), queues, roles, owners, shared, refs)
 
     def agent_of(self, ref: str | None) -> UUID | None:
         return self.refs.get(ref) if ref else None
 
     def waiting_since(self, item: Item, now: datetime) -> tuple[int, datetime, datetime, int]:
         """Held leads first, longest waiting first; the others in order of receipt."""
-        row = self.roles.get((item.lead_id, Role.OWNER))
+        row = self.roles.get((item.lead_id, item.role))
         held = row is not None and row.state == "held"
         return (0 if held else 1, row.since if held and row else now, item.event.received_at, item.event.ordinal)
 
@@ -589,15 +602,21 @@ class _BenchInput:
         )
 
     def existing_owner(self, item: Item) -> UUID | None:
-        """The agent of another lead that is the same person, the most recent one."""
-        found = None
-        for digest in sorted(item.identities):
-            for lead_id, agent_id in self.owners.get(digest, {}).items():
-                if lead_id != item.lead_id:
-                    found = agent_id
-        return found
+        """The agent of another lead that is the same person: the latest who can still take leads, else the latest."""
+
+        def rank(known: tuple[datetime, UUID]) -> tuple[bool, datetime]:
+            agent = self.agents.get(known[1])
+            return agent is not None and agent.active and not agent.refused, known[0]
+
+        found = [
+            known
+            for digest in item.identities
+            for lead_id, known in self.owners.get(digest, {}).items()
+            if lead_id != item.lead_id
+        ]
+        return max(found, key=rank)[1] if found else None
 
     def assigned(self, item: Item, agent_id: UUID) -> None:
-        """Later leads of the same unit see this one."""
-        for digest in item.identities:
-            self.owners.setdefault(digest, {})[item.lead_id] = agent_id
+        """Later leads of the same unit see this one, as the latest, by what says who the person is."""
+        for digest in item.identities - self.shared:
+            self.owners.setdefault(digest, {})[item.lead_id] = (_LATEST, agent_id)

@@ -222,9 +222,10 @@ def give_back(
         .where(c.tenant_id == tenant_id, c.queue_id == ended.queue_id, c.turn == ended.turn, c.void_reason.is_(None))
         .values(void_reason=reason)
     ).rowcount
-    flags = store.tenant_row(conn, tenant_id).flags
-    if not voided or Flag.ROTATION not in flags:
+    if not voided:
         return
+    # A turn was taken, so the line is there and owes one, even while the rotation is off.
+    flags = store.tenant_row(conn, tenant_id).flags | {Flag.ROTATION}
     queues = store.load_queues(conn, tenant_id, flags, [ended.queue_id])
     state = queues[ended.queue_id]
     moves = saving.Moves(state.line, state.next_rank, "turnlock")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 import sqlalchemy as sa
+from waitress import wasyncore
 from waitress.server import create_server
 
 from connector import log, migrate
@@ -114,9 +115,19 @@ class Web:
 
     def stop(self) -> None:
         """Answer what is in hand, take nothing more."""
-        self._server.close()
+        # Only the server's own thread may touch its sockets, and it hears of an answer by the trigger: closed first,
+        # as ``close()`` of the server does, an answer in hand would be written to a file that is not ours any more.
+        self._server.trigger.pull_trigger(lambda: wasyncore.dispatcher.close(self._server))
         self._server.task_dispatcher.shutdown(timeout=10)
+        self._server.trigger.pull_trigger(self._hang_up)
         self._thread.join(2.0)
+        if not self._thread.is_alive():
+            self._server.trigger.close()
+
+    def _hang_up(self) -> None:
+        for channel in list(self._server.active_channels.values()):
+            channel.close_when_flushed = True
+        self._server.trigger.del_channel()  # the server's thread ends when nothing is left to watch
 
 
 def run(runtime: Runtime, *, web: bool, worker: bool) -> int:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 from adapters import registry
 from adapters.base import Adapter, Credentials
 from adapters.client import Client
+from connector.busy import BusyQueues
 from connector.errors import UnknownTenant
 from connector.migrate import stages
 from connector.settings import Settings
@@ -51,6 +53,9 @@ class Runtime:
         self.engine = engine
         self.vault = Vault(settings.secret_keys)
         self.wake = Wake()
+        self.busy = BusyQueues()
+        # Hooks as accept read them last, by the hash of their token.
+        self.hooks: dict[bytes, Any] = {}
         # The instant at which availability is judged, from the database's time; tests move it.
         self.clock: Callable[[datetime], datetime] = lambda now: now
         self._plans: dict[UUID, tuple[tuple[int, int], Plan]] = {}
@@ -129,6 +134,7 @@ class Runtime:
             credentials,
             now=lambda: datetime.now(UTC),
             allow_private_hosts=self.settings.allow_private_hosts,
+            refine=adapter.refine,
         )
         kept[tenant.tenant_id] = (key, client)
         return client

@@ -9,6 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cryptography.fernet import Fernet
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from connector.errors import SettingsError
 
@@ -34,9 +36,17 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080
     web_threads: int = 8
-    deciders: int = 2
+    deciders: int = 3
     senders: int = 8
     body_retention_days: int = 30
+
+
+def _readable(url: str) -> bool:
+    try:
+        make_url(url)
+    except (ArgumentError, ValueError):  # a port that is no number
+        return False
+    return True
 
 
 def _flag(value: str) -> bool:
@@ -62,7 +72,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         if text is None:
             return None
         for prefix in ("postgresql+psycopg://", "postgresql://", "postgres://"):
-            if text.startswith(prefix):
+            if text.startswith(prefix) and _readable(text):
                 return "postgresql+psycopg://" + text.removeprefix(prefix)
         problems.append(f"{name}: not a PostgreSQL address; give it the form postgresql://user:password@host/database")
         return None
@@ -93,7 +103,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         host=get("TURNLOCK_HOST") or "127.0.0.1",
         port=port,
         web_threads=whole("TURNLOCK_WEB_THREADS", 8, 1, 128),
-        deciders=whole("TURNLOCK_DECIDERS", 2, 1, 32),
+        deciders=whole("TURNLOCK_DECIDERS", 3, 1, 32),
         senders=whole("TURNLOCK_SENDERS", 8, 1, 64),
         body_retention_days=whole("TURNLOCK_BODY_RETENTION_DAYS", 30, 1, 3650),
     )

@@ -103,6 +103,7 @@ def set_secret(runtime: Runtime, tenant: Tenant, name: str, value: str, *, at_on
                 .values(retires_at=sa.func.clock_timestamp() + sa.cast(OLD_SECRET_LIVES, sa.Interval))
             )
         _store_secret(runtime, conn, tenant.tenant_id, name, value)
+    runtime.hooks.clear()
 
 
 def _new_hook(runtime: Runtime, conn: sa.Connection, tenant_id: UUID) -> None:
@@ -162,6 +163,7 @@ def uninstall(runtime: Runtime, tenant: Tenant, *, force: bool = False) -> int:
             .values(status="removed", sending=False, name=f"{tenant.name} (removed {tenant.tenant_id.hex[-12:]})")
         )
         conn.execute(sa.delete(secrets).where(secrets.c.tenant_id == tenant.tenant_id))
+    runtime.hooks.clear()
     return removed
 
 

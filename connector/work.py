@@ -256,6 +256,7 @@ def claim_outbox(
         earlier.c.epoch < o.c.epoch,
         earlier.c.state.in_(("open", "parked")),
     )
+    # Locked until the claim is written; a row that another worker is claiming is skipped, for that one will send it.
     chosen = (
         conn.execute(
             sa.select(o.c.outbox_id)
@@ -266,8 +267,6 @@ def claim_outbox(
                 o.c.due_at <= _CLOCK,
                 sa.or_(o.c.leased_until.is_(None), o.c.leased_until < _CLOCK),
                 first,
-                # Here too: a wake by a new lead asks for this tenant's writes whether or not they may go out.
-                sa.exists().where(tenants.c.tenant_id == tenant_id, tenants.c.sending),
             )
             .order_by(o.c.due_at, o.c.outbox_id)
             .limit(limit)
@@ -281,7 +280,13 @@ def claim_outbox(
     return conn.execute(
         sa.update(outbox)
         .where(outbox.c.tenant_id == tenant_id, outbox.c.outbox_id == sa.any_(sa.cast(chosen, sa.ARRAY(sa.Uuid))))
-        .values(lease=lease, leased_until=_CLOCK + LEASE, claims=outbox.c.claims + 1)
+        .values(
+            lease=lease,
+            leased_until=_CLOCK + LEASE,
+            claims=outbox.c.claims + 1,
+            # A lease that ran out: whoever held it may have died right after sending.
+            sent=sa.or_(outbox.c.sent, outbox.c.leased_until.is_not(None)),
+        )
         .returning(*_OUTBOX)
     ).all()
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -22,7 +22,7 @@ from adapters.client import Client
 from adapters.outcome import CrmError, Outcome
 from connector import log, work
 from connector.agents import keep_agents
-from connector.alarms import open_alarm
+from connector.alarms import close_alarm, open_alarm
 from connector.database import is_contention, is_outage, new_id, unit
 from connector.endings import confirm, gone, refuse, stale, supersede
 from connector.notes import note_text
@@ -39,10 +39,15 @@ _TRIES = 12
 _BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 # A worker this close to the end of its lease does not start a write: another may be about to take the row over.
 _LEASE_MARGIN = 15.0
+# Readings before a write that somebody's change overtakes each time, before the row waits.
+_LOOKS = 4
 # The CRM refuses us as a whole (credentials, rights, address): a human must act, so looking once a minute is enough.
 _REFUSED_WAIT = 60.0
 
 _log = log.get("writeback")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,8 @@ class Job:
 
     @property
     def sent(self) -> bool:
-        """Whether a write may have reached the CRM. An earlier claim may have died right after sending."""
-        return bool(self.row.sent) or self.row.claims > 1
+        """Whether a write of an earlier try may have reached the CRM."""
+        return bool(self.row.sent)
 
 
 class Sender:
@@ -79,6 +84,9 @@ class Sender:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        # What is known of the row in hand beyond its columns; kept with it when it is given back.
+        self._sent = False
+        self._empty_writes = 0
 
     def run(self, tenant_id: UUID, kinds: Sequence[str]) -> int:
         """Claim one due row of these kinds and send it; how many there were."""
@@ -97,9 +105,14 @@ class Sender:
             row = work.leased_outbox(conn, tenant_id, lease, outbox_id)
         if row is not None:
             self._send(tenant_id, lease, row)
+            return
+        with unit(self._runtime.engine) as (conn, _):
+            # Sending was stopped in between: whoever starts it again must not have to wait for the lease to run out.
+            work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped")
 
     def _send(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> None:
         tenant: Tenant | None = None
+        self._sent, self._empty_writes = bool(row.sent), row.empty_writes
         try:
             with self._runtime.engine.connect() as conn:
                 tenant = self._runtime.tenant(conn, tenant_id)
@@ -112,7 +125,10 @@ class Sender:
             if job.breaker_failures:
                 with unit(self._runtime.engine) as (conn, _):
                     b = breakers.c
-                    conn.execute(sa.delete(breakers).where(b.tenant_id == tenant_id, b.lane == "all"))
+                    # Only a pause that is over: another thread may have been told to wait just now.
+                    over = sa.and_(b.tenant_id == tenant_id, b.lane == "all", b.open_at <= sa.func.clock_timestamp())
+                    conn.execute(sa.delete(breakers).where(over))
+                    close_alarm(conn, tenant_id, "crm_refuses_us")
         except CrmError as error:
             self._crm_failed(tenant_id, lease, row, error, tenant)
         except SQLAlchemyError as error:
@@ -120,10 +136,11 @@ class Sender:
                 raise
             _log.warning("write-back interrupted", tenant=str(tenant_id), **log.fault(error))
             counts = not is_contention(error)
-            self._return(tenant_id, lease, row, after=1.0, counts=counts, reason="fault", sent=True)
+            self._return(tenant_id, lease, row, after=1.0, counts=counts, reason="fault")
         except Exception as error:  # noqa: BLE001 - one row must never take its sender down with it
             _log.error("write-back failed", tenant=str(tenant_id), **log.fault(error))
-            self._return(tenant_id, lease, row, after=5.0, counts=True, reason="fault", sent=True)
+            self._sent = True  # an answer that nobody foresaw: the write may well have been applied
+            self._return(tenant_id, lease, row, after=5.0, counts=True, reason="fault")
 
     def _job(self, conn: sa.Connection, tenant: Tenant, lease: UUID, row: sa.Row[Any]) -> Job:
         lr, ar, a, s, b = t.lead_refs.c, t.agent_refs.c, t.agents.c, t.lead_roles.c, breakers.c
@@ -188,35 +205,34 @@ class Sender:
             stale(runtime, job, "newer_epoch")
             return
         if job.now - job.agent_seen_at > _AGENT_FRESH and not self._agent_active(job):
-            refuse(runtime, job, sent=job.sent)
+            refuse(runtime, job, sent=self._sent)
             return
-        sent, empty = job.sent, row.empty_writes
-        while True:
+        for _ in range(_LOOKS):
             lead = self._read(job)
             if lead is None:
-                gone(runtime, job, sent=sent)
+                gone(runtime, job, sent=self._sent)
                 return
             if lead.owner_ref == job.agent_ref:
                 confirm(runtime, job, lead)
                 return
             if not self._may_write(job, lead):
-                supersede(runtime, job, lead.owner_ref, sent=sent)
+                supersede(runtime, job, lead.owner_ref, sent=self._sent)
                 return
-            if time.monotonic() > job.deadline:
-                self._return(job.tenant.tenant_id, job.lease, row, after=0.0, counts=False, reason="late", sent=sent)
+            if self._too_late(job):
+                self._return(job.tenant.tenant_id, job.lease, row, after=0.0, counts=False, reason="late")
                 return
             try:
-                written = job.adapter.set_owner(job.client, lead, job.agent_ref)
+                written = self._write(job.adapter.set_owner, job.client, lead, job.agent_ref)
             except CrmError as error:
                 if error.outcome is Outcome.REFUSED and not self._agent_active(job):
-                    refuse(runtime, job, sent=sent)
+                    refuse(runtime, job, sent=self._sent)
                     return
                 if error.outcome is Outcome.CONFLICT:
                     continue
                 raise
-            sent = True
             if written.conflict:
                 continue  # somebody changed the owner between our reading and our write: look again
+            self._sent = True
             stored = written.owner_ref
             if Capability.WRITE_ANSWERS_OWNER not in job.adapter.capabilities:
                 after = self._read(job)
@@ -227,11 +243,29 @@ class Sender:
             if stored is not None and stored not in job.definition.user_refs:
                 supersede(runtime, job, stored, sent=True)
                 return
-            empty += 1
-            if empty >= 2:
+            self._empty_writes += 1
+            if self._empty_writes >= 2:
                 # Accepted twice and still nobody: the CRM does not take this agent, whatever it answers.
                 refuse(runtime, job, sent=False)
                 return
+        # The owner changes under our hands, or the CRM says so each time: not now, and not for ever.
+        self._return(job.tenant.tenant_id, job.lease, row, after=5.0, counts=True, reason=Outcome.CONFLICT.value)
+
+    def _write(self, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """Make a call that changes the CRM, and note when it failed in a way that may have changed it all the same."""
+        try:
+            return call(*given, **named)
+        except CrmError as error:
+            # 503 says "not processed", but a gateway says it too, of a request that got through.
+            self._sent = self._sent or error.outcome is Outcome.UNKNOWN or error.status == 503
+            raise
+
+    def _too_late(self, job: Job) -> bool:
+        """Whether the write must not start any more: while the CRM was read, the lease ran down, or sending stopped."""
+        if time.monotonic() > job.deadline:
+            return True
+        with self._runtime.engine.connect() as conn:
+            return not work.may_send(conn, job.tenant.tenant_id)
 
     def _may_write(self, job: Job, lead: Lead) -> bool:
         if job.definition.covers(lead):
@@ -243,9 +277,9 @@ class Sender:
 
     def _agent_active(self, job: Job) -> bool:
         seen: AgentSeen | None = job.adapter.get_agent(job.client, job.agent_ref)
-        with unit(self._runtime.engine) as (conn, now):
+        with unit(self._runtime.engine) as (conn, _):
             found = seen or AgentSeen(ref=job.agent_ref, name="", active=False)
-            keep_agents(self._runtime, conn, job.tenant.tenant_id, [found], now)
+            keep_agents(self._runtime, conn, job.tenant.tenant_id, [found], job.now)
         return seen is not None and seen.active
 
     # -- collaborators and notes ----------------------------------------------------------------------------
@@ -254,18 +288,17 @@ class Sender:
         for write in (True, False):
             lead = self._read(job)
             if lead is None:
-                gone(self._runtime, job, sent=job.sent)
+                gone(self._runtime, job, sent=self._sent)
             elif job.agent_ref in lead.collaborator_refs:
                 confirm(self._runtime, job, lead)
             elif lead.owner_ref == job.agent_ref:
                 stale(self._runtime, job, "already_on_lead")
             elif write:
-                job.adapter.add_collaborator(job.client, lead, job.agent_ref)
+                self._write(job.adapter.add_collaborator, job.client, lead, job.agent_ref)
+                self._sent = True
                 continue
             else:
-                self._return(
-                    job.tenant.tenant_id, job.lease, job.row, after=5.0, counts=True, reason="not_kept", sent=True
-                )
+                self._return(job.tenant.tenant_id, job.lease, job.row, after=5.0, counts=True, reason="not_kept")
             return
 
     def _note(self, job: Job) -> None:
@@ -273,7 +306,8 @@ class Sender:
         with self._runtime.engine.connect() as conn:
             subject, body, marker = note_text(conn, job.tenant.tenant_id, job.row)
         if not (job.sent and job.adapter.find_note(job.client, job.lead_ref, marker)):
-            job.adapter.add_note(job.client, job.lead_ref, subject, body)
+            self._write(job.adapter.add_note, job.client, job.lead_ref, subject, body)
+            self._sent = True
         with unit(self._runtime.engine) as (conn, _):
             work.end_outbox(conn, job.tenant.tenant_id, job.lease, job.row.outbox_id, state="confirmed")
             if pace := job.adapter.note_pace:
@@ -317,7 +351,7 @@ class Sender:
             if row.kind == "note":
                 stale(self._runtime, job, "gone")
             else:
-                gone(self._runtime, job, sent=job.sent)
+                gone(self._runtime, job, sent=self._sent)
             return
         if row.attempt + 1 >= _TRIES or outcome is Outcome.REFUSED:
             self._park(tenant_id, lease, row, f"{outcome.value}_{error.status or error.fault or 'no_answer'}", error)
@@ -326,17 +360,16 @@ class Sender:
             if outcome is Outcome.NOT_SENT and error.status is None:
                 # Nobody is there: one look per pause for the whole tenant instead of one per waiting row.
                 work.shut_breaker(conn, tenant_id, seconds=min(backoff, 30.0), reason=outcome.value)
-            sent = {"sent": True} if outcome is Outcome.UNKNOWN else {}
-            self._put_back(conn, tenant_id, lease, row, after=backoff, counts=True, reason=outcome.value, **sent)
+            self._put_back(conn, tenant_id, lease, row, after=backoff, counts=True, reason=outcome.value)
 
     def _return(
-        self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], *, after: float, counts: bool, reason: str, **values: Any
+        self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], *, after: float, counts: bool, reason: str
     ) -> None:
         if counts and row.attempt + 1 >= _TRIES:
             self._park(tenant_id, lease, row, reason, None)
             return
         with unit(self._runtime.engine) as (conn, _):
-            self._put_back(conn, tenant_id, lease, row, after=after, counts=counts, reason=reason, **values)
+            self._put_back(conn, tenant_id, lease, row, after=after, counts=counts, reason=reason)
 
     def _put_back(
         self,
@@ -348,7 +381,6 @@ class Sender:
         after: float,
         counts: bool,
         reason: str,
-        **values: Any,
     ) -> None:
         work.return_outbox(
             conn,
@@ -358,7 +390,8 @@ class Sender:
             after=timedelta(seconds=after),
             counts=counts,
             reason=reason,
-            **values,
+            sent=self._sent,
+            empty_writes=self._empty_writes,
         )
 
     def _park(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], reason: str, error: CrmError | None) -> None:
