@@ -79,10 +79,9 @@ def explain(runtime: Runtime, tenant: Tenant, lead_id: UUID) -> Json:
         roles = conn.execute(
             sa.select(t.lead_roles).where(s.tenant_id == tenant_id, s.lead_id == lead_id).order_by(s.role.desc())
         ).all()
+        b = breakers.c
         shut = conn.execute(
-            sa.select(breakers.c.open_at).where(
-                breakers.c.tenant_id == tenant_id, breakers.c.open_at > sa.func.clock_timestamp()
-            )
+            sa.select(b.open_at).where(b.tenant_id == tenant_id, b.lane == "all", b.open_at > sa.func.clock_timestamp())
         ).scalar_one_or_none()
         return {
             "tenant": tenant.name,
@@ -185,7 +184,7 @@ def _decisions(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, lead_id: 
             "how": row.record.get("how"),
             "turn": row.turn,
             "turn_void": _void_reason(conn, tenant_id, row) if turning and row.turn is not None else None,
-            "rules": row.record.get("tried", []),
+            "rules": [_rule(tried) for tried in row.record.get("tried", ())],
             "paths": [_path(conn, tenant_id, names, row, path) for path in row.record.get("paths", ())],
             "assignment": _assignment(assignments.get(row.decision_id)),
             "writes": writes.get(row.decision_id, []),
@@ -202,7 +201,28 @@ def _void_reason(conn: sa.Connection, tenant_id: UUID, row: sa.Row[Any]) -> str 
     return found
 
 
-def _assignment(row: sa.Row[Any] | None) -> Json | None:
+def _rule(tried: Mapping[str, Any]) -> Json:
+    """A rule that was tried, with every key: what is recorded leaves out what is empty."""
+    return {
+        "rule": tried["rule"],
+        "precedence": tried["precedence"],
+        "matched": tried["matched"],
+        "tests": [
+            {
+                "field": why["field"],
+                "test": why["test"],
+                "value": why["value"],
+                "not": why.get("not", False),
+                "result": why["result"],
+                "lead": why.get("lead"),
+            }
+            for why in tried["why"]
+        ],
+        "omitted": tried.get("omitted", 0),
+    }
+
+
+def _assignment(row: Any) -> Json | None:
     if row is None:
         return None
     return {
@@ -221,7 +241,7 @@ def _write(names: Names, row: sa.Row[Any]) -> Json:
         "agent": names.agent(row.agent_id),
         "state": row.state,
         "reason": row.reason,
-        "text": write_text(row.state, row.reason),
+        "text": write_text(row.kind, row.state, row.reason),
         "attempt": row.attempt,
         "claims": row.claims,
         "ordered_at": iso(row.created_at),

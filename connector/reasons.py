@@ -5,6 +5,9 @@ from __future__ import annotations
 from adapters.outcome import CrmError, Fault, Outcome, verdict
 from routing.model import Reason, Skip
 
+_REASONS = {reason.value: reason for reason in Reason}
+_SKIPS = {skip.value: skip for skip in Skip}
+_FAULTS = {fault.value: fault for fault in Fault}
 _STANDING = {
     "refused": "nothing: the CRM did not take that agent; the lead goes to the next one by itself",
     "released": "`released: leave` leaves a lead whose owner was cleared; `turnlock route` decides it again",
@@ -44,14 +47,12 @@ def remedy_of(reason: str | None) -> str | None:
     """What can be done about the reason of a decision or standing; None where there is none to be known."""
     if reason is None:
         return None
-    if reason in Reason:
-        return Reason(reason).remedy
-    return _STANDING.get(reason)
+    return _REASONS[reason].remedy if reason in _REASONS else _STANDING.get(reason)
 
 
 def skip_remedy(skip: str | None) -> str | None:
     """What would make a member available again."""
-    return Skip(skip).remedy if skip is not None and skip in Skip else None
+    return _SKIPS[skip].remedy if skip in _SKIPS else None
 
 
 def event_text(state: str, reason: str | None) -> str:
@@ -61,10 +62,11 @@ def event_text(state: str, reason: str | None) -> str:
     return _EVENT.get(reason or "", "waits for a worker")
 
 
-def write_text(state: str, reason: str | None) -> str:
+def write_text(kind: str, state: str, reason: str | None) -> str:
     """What became of a write, with the CRM's cause where it has one."""
     cause = _WRITE_REASON.get(reason or "") or _crm_text(reason)
-    text = _WRITE_STATE.get(state, state)
+    note = kind == "note" and state == "confirmed"
+    text = "the note is on the lead" if note else _WRITE_STATE.get(state, state)
     return f"{text}; {cause}" if cause else text
 
 
@@ -76,7 +78,7 @@ def _crm_text(reason: str | None) -> str | None:
     tail = reason.removeprefix(outcome.value).removeprefix("_")
     if tail.isdigit():
         return f"status {tail}: {verdict(int(tail), write=True).text}"
-    return CrmError(outcome, fault=Fault(tail) if tail in Fault else None).text
+    return CrmError(outcome, fault=_FAULTS.get(tail)).text
 
 
 def parked_event_remedy(reason: str | None) -> str:

@@ -30,6 +30,7 @@ def _set(runtime: Runtime, tenant: Tenant, agent_id: UUID, *, paused: bool) -> b
         if Flag.SKIPS not in runtime.stages(conn):
             raise TurnlockError("pausing needs the stage `skips`; run `turnlock migrate`")
         c = agents.c
+        # Locked until the write below, so that of two who switch at once only one is told that it changed.
         before = conn.execute(
             sa.select(c.paused_by_admin, c.refusals)
             .where(c.tenant_id == tenant.tenant_id, c.agent_id == agent_id)

@@ -48,11 +48,6 @@ def text_of(error: Exception) -> str:
 
 
 def _database(error: SQLAlchemyError) -> str:
-    if isinstance(error, ArgumentError):
-        return (
-            "TURNLOCK_DATABASE_URL: is no address that can be used; "
-            "give it the form postgresql://user:password@host/database"
-        )
     state = sqlstate(error)
     if is_outage(error):
         return f"the database {_where()}cannot be used: {_cause(error)}; start it, or correct TURNLOCK_DATABASE_URL"

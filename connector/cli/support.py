@@ -46,7 +46,7 @@ def tenant_argument(command: F) -> F:
     return click.argument("tenant")(command)
 
 
-class Since(click.ParamType):
+class Since(click.ParamType[timedelta | datetime]):
     """A moment: ISO 8601, or how long ago (90m, 24h, 7d)."""
 
     name = "since"
@@ -83,11 +83,15 @@ def session(*, upgrade: bool = False, threads: int = 4, chatty: bool = False) ->
 
 
 @contextmanager
-def tenant_session(name: str) -> Iterator[tuple[Runtime, Tenant]]:
-    """A runtime and the tenant of this name."""
+def tenant_session(name: str, *, removed: bool = False) -> Iterator[tuple[Runtime, Tenant]]:
+    """A runtime and the tenant of this name; with `removed` also one that was uninstalled, whose records stay."""
+    from connector.errors import TurnlockError
+
     with session() as runtime:
         with runtime.engine.connect() as conn:
             tenant = runtime.tenant_named(conn, name)
+        if tenant.status != "active" and not removed:
+            raise TurnlockError(f"{name!r} was uninstalled; `turnlock tenant add` adds the account anew")
         yield runtime, tenant
 
 
