@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from connector.database import make_engine, unit
 from connector.process import Web
 from connector.runtime import Runtime, Tenant
 from connector.sandbox import Sandbox, fub_hooks, generic
+from connector.sandbox.server import Server
 from connector.tables import events
 from connector.worker import Worker
 from routing import rotation, store
@@ -113,6 +115,7 @@ class Rig:
         if self.web is not None:
             self.web.stop()
             self.web = None
+        self.runtime.engine.dispose()  # the one of a restart is nobody else's to close
 
     # -- an admin's work ----------------------------------------------------------------------------------
     def add_tenant(self, name: str = "acme", *, subscribe: bool = True, config: str | None = ABC) -> Tenant:
@@ -345,7 +348,6 @@ class Rig:
         assert self.web is not None
         port, settings, clock = self.web.port, self.runtime.settings, self.runtime.clock
         self.stop()
-        self.runtime.engine.dispose()
         assert settings.database_url is not None
         self.runtime = Runtime(settings, make_engine(settings.database_url, pool_size=30, pool_timeout=5))
         self.runtime.clock = clock
@@ -453,3 +455,23 @@ class Rig:
             if unavailable(agents[p.agent_id], p.weight, at, (), skips=True, weights=True) is None
         ]
         return [agents[pick.agent_id].ref for pick in rotation.next_up(line, free, count)]
+
+    def wait_chores(self) -> None:
+        """Wait until every chore of the installation has run once."""
+        until(
+            lambda: not self.one("SELECT count(*) FROM chores WHERE tenant_id = :t AND last_ok_at IS NULL"),
+            what="the end of the first chores",
+        )
+
+    def unplug(self) -> None:
+        """The CRM's server goes away; its data stay."""
+        self.sandbox._server.shutdown()
+        self.sandbox._server.server_close()
+
+    def plug_in(self) -> None:
+        """The CRM's server is back at its old address."""
+        sandbox = self.sandbox
+        sandbox._server = Server(("127.0.0.1", sandbox.port), sandbox.crm, sandbox)
+        serve = sandbox._server.serve_forever
+        sandbox._thread = threading.Thread(target=serve, kwargs={"poll_interval": 0.05}, daemon=True)
+        sandbox._thread.start()

@@ -142,6 +142,8 @@ class Kit(ABC):
     credentials: ClassVar[Credentials]
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths without which it is unreadable
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths of texts that events carry
+    ponds: ClassVar[bool] = True  # whether this CRM has shared buckets of leads
+    zone: ClassVar[str | None] = "America/Denver"  # of every agent of the fake; None where the CRM tells none
 
     def __init__(self, adapter: Adapter | None = None) -> None:
         self.adapter = adapter or registry.adapter(self.name)
@@ -183,6 +185,7 @@ class Kit(ABC):
                 allow_private_hosts=True,
                 read_timeout=3.0,
                 deadline=5.0,
+                refine=self.adapter.refine,
             ) as client,
         ):
             yield Running(client, fake, server)
