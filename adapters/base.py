@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
     from adapters.client import Client
+    from adapters.outcome import Outcome
 
 _SLUG = re.compile(r"[a-z0-9_]{1,60}")
 
@@ -160,6 +161,8 @@ class Adapter(ABC):
     missing_is_final_after: ClassVar[float] = 0.0  # seconds for which a 404 may mean "not readable yet"
     max_batch: ClassVar[int] = 1  # leads per read call
     note_pace: ClassVar[float] = 0.0  # seconds between two notes, so that a CRM's limit on notes is never met
+    # Attributes of Lead that only a reading shows: where the rules look at one, a payload is not enough to decide on.
+    not_in_payload: ClassVar[frozenset[str]] = frozenset()
 
     # -- inbound: pure and bounded ------------------------------------------------------------------------
     @abstractmethod
@@ -178,6 +181,13 @@ class Adapter(ABC):
         return "", "text/plain"
 
     # -- outbound: through the client ---------------------------------------------------------------------
+    def refine(self, status: int, data: Any) -> Outcome | None:
+        """What an answer other than 2xx means where this CRM's `status` alone misleads; None: what it says.
+
+        `data` is the parsed body, None where it is no JSON. Called by the client for every such answer.
+        """
+        return None
+
     @abstractmethod
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """Headers that identify and authorise every request."""

@@ -91,6 +91,7 @@ class Client:
         connect_timeout: seconds for a connection; `read_timeout`: seconds of silence; `deadline`: seconds for the
             whole call with its body. The name look-up is bounded by the system's resolver only.
         max_answer: bytes of a decoded body.
+        refine: another outcome for an answer other than 2xx, from :meth:`adapters.base.Adapter.refine`.
 
     Raises:
         ValueError: a base address or header that can never be sent; the text names the fix, never a header's value.
@@ -108,12 +109,14 @@ class Client:
         read_timeout: float = 8.0,
         deadline: float = 10.0,
         max_answer: int = 1 << 20,
+        refine: Callable[[int, Any], Outcome | None] = lambda status, data: None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.credentials = credentials
         self.now = now
         self._origin = _origin(_checked_base(base_url, allow_private_hosts))
         self._allow_private = allow_private_hosts
+        self._refine = refine
         self._times = (connect_timeout, read_timeout, deadline)
         self._limits = Limits(max_answer, ANSWER.max_depth, ANSWER.max_elements, ANSWER.max_keys)
         session = self._session = _Session()
@@ -242,10 +245,10 @@ class Client:
                 data_read = read_json(body, self._limits)
             except Unreadable:
                 fault = Fault.UNREADABLE
-        found = verdict(status, write=write) if status is not None else None
-        if found is not None and found.outcome is not Outcome.OK:
+        if status is not None and (outcome := verdict(status, write=write).outcome) is not Outcome.OK:
             wait = parse_retry_after(answered.get("Retry-After"), self.now())
-            raise CrmError(found.outcome, status=status, retry_after=wait, call=call, data=data_read)
+            outcome = self._refine(status, data_read) or outcome
+            raise CrmError(outcome, status=status, retry_after=wait, call=call, data=data_read)
         if fault is not None:
             kind = PrivateHost if fault is Fault.PRIVATE_HOST else CrmError
             raise kind(verdict(fault, write=write).outcome, status=status, fault=fault, call=call)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from adapters.base import Adapter
+from adapters.bottlecrm import BottleCrm
 from adapters.followupboss import FollowUpBoss
 from adapters.generic import Generic
 
-_ADAPTERS: Mapping[str, Adapter] = MappingProxyType({a.name: a for a in (FollowUpBoss(), Generic())})
+_ADAPTERS: Mapping[str, Adapter] = MappingProxyType({a.name: a for a in (BottleCrm(), FollowUpBoss(), Generic())})
 
 
 class UnknownAdapter(LookupError):

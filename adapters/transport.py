@@ -48,6 +48,7 @@ class Call:
     sent: bool = False
 
     def left(self, at_most: float) -> float:
+        """Seconds that the next wait may take, `at_most` or what is left of the call; an error when nothing is."""
         left = min(self.ends - monotonic(), at_most)
         if left <= 0:
             raise TimeoutError("the call's time is over")
@@ -146,6 +147,9 @@ class _HttpsPool(HTTPSConnectionPool):
 
 
 class Transport(HTTPAdapter):
+    """The adapter of ``requests`` whose connections look where they lead before they send."""
+
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """As the library's, with connections of this module."""
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}

@@ -21,11 +21,12 @@ MAX_REFUSALS = 3
 
 
 def keep_agents(
-    runtime: Runtime, conn: sa.Connection, tenant_id: UUID, seen: Iterable[AgentSeen], now: datetime
+    runtime: Runtime, conn: sa.Connection, tenant_id: UUID, seen: Iterable[AgentSeen], began: datetime
 ) -> dict[str, int]:
     """Store what a reading of the CRM's agents shows; counts of ``new``, ``changed`` and ``same``.
 
-    An agent seen active after a refusal may receive leads again, unless the CRM refused them too often in a row.
+    `began` is the database's time before that reading: it proves nothing about a refusal that came later. An agent
+    seen active after a refusal may receive leads again, unless the CRM refused them too often in a row.
     Wakes the held leads when somebody may have become available.
     """
     r, a = t.agent_refs.c, t.agents.c
@@ -56,12 +57,13 @@ def keep_agents(
             agent_id = new_id()
             conn.execute(
                 sa.insert(t.agents).values(
-                    tenant_id=tenant_id, agent_id=agent_id, seen_at=now, **({"name": agent.ref} | values)
+                    tenant_id=tenant_id, agent_id=agent_id, seen_at=began, **({"name": agent.ref} | values)
                 )
             )
             conn.execute(sa.insert(t.agent_refs).values(tenant_id=tenant_id, ref=agent.ref, agent_id=agent_id))
             continue
-        back = agent.active and row.refused_at is not None and row.refusals < MAX_REFUSALS
+        refused_before = row.refused_at is not None and row.refused_at < began
+        back = agent.active and refused_before and row.refusals < MAX_REFUSALS
         if back:
             values["refused_at"] = None
         changed = back or any(getattr(row, name) != value for name, value in values.items())
@@ -70,7 +72,7 @@ def keep_agents(
         conn.execute(
             sa.update(t.agents)
             .where(a.tenant_id == tenant_id, a.agent_id == row.agent_id)
-            .values(seen_at=now, **values)
+            .values(seen_at=began, **values)
         )
     if better:
         work.want(conn, tenant_id, "held")

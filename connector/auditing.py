@@ -7,7 +7,6 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from connector.database import unit
 from connector.runtime import Runtime
 from routing import ledger, store
 from routing import tables as t
@@ -32,7 +31,7 @@ class QueueAudit:
 def audit_queues(runtime: Runtime, tenant_id: UUID, *, whole: bool = False) -> list[QueueAudit]:
     """Audit every queue of a tenant, from its last checkpoint or, with `whole`, from its first.
 
-    Each queue is read in one transaction under its lock, so that a turn taken meanwhile is no false alarm.
+    Each queue is read in one snapshot, so that a turn taken meanwhile is no false alarm and no lead waits for an audit.
     """
     with runtime.engine.connect() as conn:
         if Flag.ROTATION not in runtime.stages(conn):
@@ -45,10 +44,9 @@ def audit_queues(runtime: Runtime, tenant_id: UUID, *, whole: bool = False) -> l
 
 
 def _audit_queue(runtime: Runtime, tenant_id: UUID, queue_id: UUID, name: str, whole: bool) -> QueueAudit:
-    with unit(runtime.engine) as (conn, _):
-        store.lock_queues(conn, tenant_id, [queue_id])
-        flags = store.tenant_row(conn, tenant_id).flags | {Flag.ROTATION}
-        line = store.load_queues(conn, tenant_id, flags, [queue_id])[queue_id].line
+    with runtime.engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
+        flags = store.tenant_row(conn, tenant_id).flags
+        line = store.load_queues(conn, tenant_id, flags | {Flag.ROTATION}, [queue_id])[queue_id].line
         c, turns, a = t.ledger.c, t.turns.c, t.assignments.c
         of_queue = sa.and_(c.tenant_id == tenant_id, c.queue_id == queue_id)
         pick = sa.func.min if whole else sa.func.max
@@ -58,7 +56,8 @@ def _audit_queue(runtime: Runtime, tenant_id: UUID, queue_id: UUID, name: str, w
             for row in conn.execute(sa.select(t.ledger).where(of_queue, c.seq >= (first or 0)).order_by(c.seq))
         ]
         found = ledger.replay(entries, line)
-        problems = [str(p) for p in found.problems]
+        # A queue that never turned has no ledger to follow yet: the flag's `on` begins it.
+        problems = [str(p) for p in found.problems] if entries or Flag.ROTATION in flags else []
         last = conn.execute(
             sa.select(t.queues.c.seq).where(t.queues.c.tenant_id == tenant_id, t.queues.c.queue_id == queue_id)
         ).scalar_one()

@@ -16,7 +16,7 @@ from connector import log, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
-from connector.database import is_outage, new_id, unit
+from connector.database import is_outage, unit
 from connector.runtime import Runtime, Tenant
 from connector.tables import alarms, dedupe_keys, delivery_bodies, events
 from routing import store
@@ -54,9 +54,9 @@ class Call:
 
 def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
     """Claim and run one due chore of the tenant; whether there was one."""
-    lease = new_id()
+    lease = runtime.life.new_lease()
     with unit(runtime.engine) as (conn, _):
-        row = work.claim_chore(conn, tenant_id, lease)
+        row = work.claim_chore(conn, tenant_id, lease, living=runtime.life.living())
         if row is None:
             return False
         tenant = runtime.tenant(conn, tenant_id)
@@ -110,13 +110,16 @@ def sync_agents(runtime: Runtime, tenant: Tenant) -> dict[str, int]:
     with unit(runtime.engine) as (conn, _):
         counts = keep_agents(runtime, conn, tenant.tenant_id, seen, began)
         a, r = t.agents.c, t.agent_refs.c
-        # Someone whom the CRM no longer lists at all is gone there: nobody may be assigned to them.
+        # Someone whom the CRM no longer lists at all is gone there: nobody may be assigned to them. An account without
+        # any agent is no account: an empty list is a hiccup of the CRM, and says nothing about anybody.
         refs = [agent.ref for agent in seen]
         here = sa.exists().where(
             r.tenant_id == a.tenant_id, r.agent_id == a.agent_id, r.ref == sa.any_(sa.cast(refs, sa.ARRAY(sa.Text)))
         )
         counts["missing"] = conn.execute(
-            sa.update(t.agents).where(a.tenant_id == tenant.tenant_id, a.active, ~here).values(active=False)
+            sa.update(t.agents)
+            .where(a.tenant_id == tenant.tenant_id, a.active, ~here, sa.literal(bool(refs)))
+            .values(active=False)
         ).rowcount
         close_alarm(conn, tenant.tenant_id, "crm_refuses_us")
     return counts

@@ -114,6 +114,7 @@ class Builder:
         self.hints = _MAX_HINTS
 
     def problem(self, path: Path, what: str, fix: str, *, of_key: bool = False) -> None:
+        """Note that something at `path` is wrong, with its fix; `of_key` points to the key instead of its value."""
         line, column = place(self.root, path, of_key=of_key)
         self.problems.append(ConfigProblem(line, column, show(path), what, fix))
 

@@ -227,12 +227,15 @@ def set_members(
     """
     m = t.members.c
     of_queue = sa.and_(m.tenant_id == tenant_id, m.queue_id == queue_id)
+    begun = Flag.ROTATION in stages and has_ledger(conn, tenant_id, queue_id)
+    if begun:  # a line is kept while the rotation is off, too, so that it goes on where it stands
+        flags = flags | {Flag.ROTATION}
     state = store.load_queues(conn, tenant_id, flags, [queue_id])[queue_id]
     ranks = {row.agent_id: row.rank for row in conn.execute(sa.select(m.agent_id, m.rank).where(of_queue))}
     present = set(ranks)
     weights = {member.agent_id: member.weight for member in members}
     moves = saving.Moves(state.line, state.next_rank, actor)
-    if Flag.ROTATION in flags and has_ledger(conn, tenant_id, queue_id):
+    if begun:
         _move(moves, weights, weighted=Flag.WEIGHTS in flags)
     else:
         start_line(moves, [(a, ranks.get(a), w if Flag.WEIGHTS in flags else 1) for a, w in weights.items()])

@@ -72,9 +72,9 @@ class Decider:
 
     def run(self, tenant_id: UUID) -> int:
         """Claim due events of a tenant and see them through; how many there were. Outages of the database raise."""
-        lease = new_id()
+        lease, living = self._runtime.life.new_lease(), self._runtime.life.living()
         with unit(self._runtime.engine) as (conn, _):
-            rows = work.claim_events(conn, tenant_id, lease)
+            rows = work.claim_events(conn, tenant_id, lease, living=living)
             if not rows:
                 return 0
             final = [row.event_id for row in rows]

@@ -157,6 +157,7 @@ def run(*, once: bool, leads: int, seed: int, console: Console) -> int:
     try:
         with ExitStack() as stack:
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnlock demo ")))
+            home.chmod(0o711)  # root's server runs as another user, who must get through to its folder
             key = Fernet.generate_key().decode()
             settings = Settings(home=home / "db", secret_keys=(key,), allow_private_hosts=True)
             console.print("Starting PostgreSQL, the sandbox CRM and Turnlock ...")

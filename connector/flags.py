@@ -16,7 +16,6 @@ from connector.migrate import STAGES
 from connector.runtime import Runtime
 from routing import saving, store
 from routing import tables as t
-from routing.ledger import Kind
 from routing.model import Flag
 
 #: What must be on before: the stages build on each other. Write-back stands apart.
@@ -68,8 +67,8 @@ def switch(runtime: Runtime, tenant_id: UUID, flag: Flag, mode: str, actor: str)
                 )
         old = frozenset(f for f, m in before.items() if m == "on")
         new = old | {flag} if mode == "on" else old - {flag}
-        if flag in (Flag.ROTATION, Flag.WEIGHTS) and Flag.ROTATION in new:
-            _carry_lines(conn, tenant_id, flag, old, new, actor, now)
+        if flag is Flag.WEIGHTS or (flag is Flag.ROTATION and mode == "on"):
+            _carry_lines(conn, tenant_id, old, new, actor, now)
         row = insert(t.flags).values(
             tenant_id=tenant_id, flag=flag.value, mode=mode, changed_by=actor, changed_at=now
         )
@@ -90,13 +89,15 @@ def switch(runtime: Runtime, tenant_id: UUID, flag: Flag, mode: str, actor: str)
 def _carry_lines(
     conn: sa.Connection,
     tenant_id: UUID,
-    flag: Flag,
     old: frozenset[Flag],
     new: frozenset[Flag],
     actor: str,
     now: datetime,
 ) -> None:
-    """Bring every line over a change of the rotation or weights flag. The lines go on where they stood."""
+    """Bring every line over a change of the rotation or weights flag.
+
+    A line that has begun goes on where it stands: members who came and went meanwhile moved it by ledger entries.
+    """
     q, m = t.queues.c, t.members.c
     ids = list(conn.execute(sa.select(q.queue_id).where(q.tenant_id == tenant_id)).scalars())
     store.lock_queues(conn, tenant_id, ids)
@@ -109,18 +110,12 @@ def _carry_lines(
             .order_by(m.rank)
         ).all()
         weights = {row.agent_id: row.weight if Flag.WEIGHTS in new else 1 for row in rows}
-        if flag is Flag.ROTATION and not has_ledger(conn, tenant_id, queue_id):
-            start_line(moves, [(row.agent_id, row.rank, weights[row.agent_id]) for row in rows])
-        elif flag is Flag.ROTATION:
-            # Members may have come and gone while nothing turned: the ledger starts anew here, newcomers join.
-            moves.do(Kind.CHECKPOINT)
-            standing = {place.agent_id for place in moves.line.places}
-            for agent_id in [a for a in weights if a not in standing]:
-                moves.do(Kind.JOIN, agent=str(agent_id), rank=moves.rank(), weight=weights[agent_id])
-        else:
+        if has_ledger(conn, tenant_id, queue_id):
             for place in moves.line.places:
                 if weights[place.agent_id] != place.weight:
                     reweight(moves, place, weights[place.agent_id])
+        elif Flag.ROTATION in new:
+            start_line(moves, [(row.agent_id, row.rank, weights[row.agent_id]) for row in rows])
         if moves.drafts:
             saving.save_lines(
                 conn, tenant_id, {queue_id: stored}, {queue_id: moves.line}, {queue_id: moves.drafts}, now

@@ -42,6 +42,10 @@ def head() -> str:
     return newest
 
 
+def _known(config: Config) -> set[str]:
+    return {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+
+
 def current(conn: sa.Connection) -> str | None:
     """The revision of the database, None before the first."""
     return MigrationContext.configure(conn).get_current_revision()
@@ -59,8 +63,14 @@ def stages(conn: sa.Connection) -> frozenset[Flag]:
     return frozenset(flag for flag, needed in STAGES.items() if order.index(needed) <= reached)
 
 
-def migrate(engine: sa.Engine, revision: str = "head") -> tuple[str | None, str | None]:
-    """Upgrade to `revision`; gives the revisions before and after. Needs a direct connection, not a pooler's."""
+def migrate(
+    engine: sa.Engine, revision: str = "head", *, tries: int = _TRIES, lock_timeout: str = "2s"
+) -> tuple[str | None, str | None]:
+    """Upgrade to `revision`; gives the revisions before and after. Needs a direct connection, not a pooler's.
+
+    A table that another session holds is waited for `tries` times, `lock_timeout` each; then :class:`TurnlockError`,
+    and the schema stands at a whole revision. A database of a newer Turnlock is left as it is.
+    """
     with engine.connect() as conn:
         conn.execute(sa.text("SET statement_timeout = 0"))
         # One migrates, the others wait here and then find nothing to do. Advisory, because there is no row to lock
@@ -69,14 +79,16 @@ def migrate(engine: sa.Engine, revision: str = "head") -> tuple[str | None, str 
         conn.commit()
         try:
             # A revision that queues behind a long transaction would make every later query queue behind it.
-            conn.execute(sa.text("SET lock_timeout = '2s'"))
+            conn.execute(sa.text("SELECT set_config('lock_timeout', :wait, false)"), {"wait": lock_timeout})
             conn.execute(sa.text("SET statement_timeout = '60s'"))
             conn.commit()
             before = current(conn)
             conn.commit()
             config = _config()
+            if before is not None and before not in _known(config):
+                return before, before  # revisions only add: this code runs on what a newer one made
             config.attributes["connection"] = conn
-            for left in reversed(range(_TRIES)):
+            for left in reversed(range(tries)):
                 try:
                     command.upgrade(config, revision)
                     conn.commit()

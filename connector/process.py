@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from waitress import wasyncore
 from waitress.server import create_server
 
-from connector import log, migrate
+from connector import log, migrate, tenants
 from connector.app import create_app
 from connector.database import check_server, make_engine
 from connector.embedded import EmbeddedPostgres
@@ -131,7 +131,11 @@ class Web:
 
 
 def run(runtime: Runtime, *, web: bool, worker: bool) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. Work in hand is finished, for 20 seconds at most."""
+    """Serve until SIGTERM or SIGINT; the exit code. Work in hand is finished, for 20 seconds at most.
+
+    Raises :class:`SettingsError` if a secret in use is sealed with a key that is not configured.
+    """
+    tenants.check_keys(runtime)
     ended = threading.Event()
 
     def end(number: int, _: FrameType | None) -> None:

@@ -21,6 +21,7 @@ from connector.runtime import Runtime, Tenant
 from routing import tables as t
 from routing.facts import identity_digests, lead_from_json, lead_to_json, rule_digest
 from routing.model import Lead, Role
+from routing.store import tenant_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
     with runtime.engine.connect() as conn:
         # Before the reading: a lead whose version rises while the CRM answers is read again, never decided on this.
         known = known_leads(conn, tenant.tenant_id, sorted(set(refs.values())))
+        complete = _payload_is_complete(runtime, conn, tenant)
     leads: dict[str, Lead] = {}
     to_fetch: list[str] = []
     for row in rows:
@@ -97,7 +99,7 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
         if ref is None:
             continue
         # A payload is a snapshot that may be old: it is trusted only for a lead never seen before.
-        if row.payload is not None and not (ref in known and known[ref].stands):
+        if row.payload is not None and complete and not (ref in known and known[ref].stands):
             leads[ref] = lead_from_json(row.payload)
         elif ref not in to_fetch:
             to_fetch.append(ref)
@@ -128,6 +130,15 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
                 )
             )
     return Read(items, missing, refused)
+
+
+def _payload_is_complete(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> bool:
+    """Whether a payload of this CRM shows all that the tenant's rules look at. Else it could send a lead astray."""
+    lacking = tenant.adapter.not_in_payload
+    if not lacking:
+        return True
+    rules = runtime.plan(conn, tenant_row(conn, tenant.tenant_id)).rules
+    return lacking.isdisjoint(rules.attributes(Role.OWNER))
 
 
 def _fetch(adapter: Adapter, client: Client, refs: Sequence[str]) -> tuple[dict[str, Lead], dict[str, str]]:

@@ -19,6 +19,7 @@ _EVENT = {
     "crm_unreadable": "the CRM could not be read; Turnlock tries again",
     "crm_paused": "calls to the CRM are paused; Turnlock goes on by itself",
     "queue_busy": "others are deciding in this queue; Turnlock tries again at once",
+    "taken_over": "the worker that had it died; another one goes on",
     "read_again": "the lead changed while it was read; it is read again",
     "fault": "the last try failed; Turnlock tries again",
 }

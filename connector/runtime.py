@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from adapters import registry
 from adapters.base import Adapter, Credentials
 from adapters.client import Client
+from connector.alive import Life
 from connector.busy import BusyQueues
 from connector.errors import UnknownTenant
 from connector.migrate import stages
@@ -54,6 +55,7 @@ class Runtime:
         self.vault = Vault(settings.secret_keys)
         self.wake = Wake()
         self.busy = BusyQueues()
+        self.life = Life()
         # Hooks as accept read them last, by the hash of their token.
         self.hooks: dict[bytes, Any] = {}
         # The instant at which availability is judged, from the database's time; tests move it.

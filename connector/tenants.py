@@ -16,7 +16,7 @@ from adapters.outcome import CrmError
 from connector import chores, flags, manifest
 from connector.accept import token_hash
 from connector.database import new_id, unit
-from connector.errors import TurnlockError
+from connector.errors import SettingsError, TurnlockError
 from connector.runtime import Runtime, Tenant
 from connector.tables import hooks, secrets
 from routing.tables import tenants
@@ -104,6 +104,51 @@ def set_secret(runtime: Runtime, tenant: Tenant, name: str, value: str, *, at_on
             )
         _store_secret(runtime, conn, tenant.tenant_id, name, value)
     runtime.hooks.clear()
+
+
+def check_keys(runtime: Runtime) -> None:
+    """Refuse to serve while a secret in use is sealed with a key that is not there: else a lead would find out."""
+    problems = []
+    with runtime.engine.connect() as conn:
+        for name in conn.execute(sa.select(tenants.c.name).where(tenants.c.status == "active")).scalars().all():
+            tenant = runtime.tenant_named(conn, name)
+            try:
+                runtime.secrets(conn, tenant)
+                hook_url(runtime, conn, tenant)
+            except SettingsError as error:
+                problems.append(f"  {name}: {error}")
+    if problems:
+        raise SettingsError("\n".join(["Turnlock cannot serve:", *problems]))
+
+
+def reseal(runtime: Runtime) -> int:
+    """Seal anew whatever an older key sealed; how many secrets and hook tokens. After it the older keys may go.
+
+    Raises :class:`SettingsError` that names everything which no key opens; what could be opened is sealed anew first.
+    """
+    count, problems = 0, []
+    with runtime.engine.connect() as conn:
+        active = conn.execute(sa.select(tenants.c.tenant_id, tenants.c.name).where(tenants.c.status == "active")).all()
+    for tenant_id, tenant in active:
+        for table, key, name, sealed in (
+            (secrets, secrets.c.secret_id, secrets.c.name, secrets.c.sealed),
+            (hooks, hooks.c.hook_id, sa.literal("hook_token"), hooks.c.sealed_token),
+        ):
+            with unit(runtime.engine) as (conn, _):
+                rows = conn.execute(sa.select(key, name, sealed).where(table.c.tenant_id == tenant_id)).all()
+                for row_id, word, old in rows:
+                    if runtime.vault.is_newest(old):
+                        continue
+                    try:
+                        new = runtime.vault.seal(tenant_id, word, runtime.vault.open(tenant_id, word, old))
+                    except SettingsError as error:
+                        problems.append(f"  {tenant}: {error}")
+                        continue
+                    here = sa.and_(table.c.tenant_id == tenant_id, key == row_id, sealed == old)
+                    count += conn.execute(sa.update(table).where(here).values({sealed: new})).rowcount
+    if problems:
+        raise SettingsError("\n".join(["not everything could be sealed anew:", *problems]))
+    return count
 
 
 def _new_hook(runtime: Runtime, conn: sa.Connection, tenant_id: UUID) -> None:

@@ -2,7 +2,8 @@
 
 Leases are counted on the database's clock only, so that a worker whose own clock is wrong neither overtakes nor is
 overtaken. A claim is a transaction of its own; SKIP LOCKED is right here because another worker that is claiming a
-row will do its work. Every end re-checks the lease, so that a worker that comes back late changes nothing.
+row will do its work. Every end re-checks the lease, so that a worker that comes back late changes nothing. A lease
+ends by time, or with the process that holds it: `living` is what :meth:`connector.alive.Life.living` gives.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from connector.alive import free
 from connector.database import new_id
 from connector.tables import breakers, chores, dedupe_keys, deliveries, events
 from routing.tables import outbox, tenants
@@ -27,6 +29,8 @@ LEASE = timedelta(seconds=60)
 BATCH_DELIVERIES = 50
 BATCH_EVENTS = 500
 
+# The reason of an event whose last worker did not give it back.
+_TAKEN_OVER = "taken_over"
 _CLOCK = sa.func.clock_timestamp()
 
 
@@ -41,7 +45,7 @@ class Due:
     chores: bool
 
 
-def due_tenants(conn: sa.Connection) -> list[Due]:
+def due_tenants(conn: sa.Connection, living: Sequence[str] | None = None) -> list[Due]:
     """Which tenants have due rows: the one plain read that names no tenant. Locks nothing."""
     e, o, c, b = events.c, outbox.c, chores.c, breakers.c
 
@@ -49,7 +53,7 @@ def due_tenants(conn: sa.Connection) -> list[Due]:
         return sa.exists().where(
             table.c.tenant_id == tenants.c.tenant_id,
             table.c.due_at <= _CLOCK,
-            sa.or_(table.c.leased_until.is_(None), table.c.leased_until < _CLOCK),
+            free(table, living),
             *extra,
         )
 
@@ -74,16 +78,18 @@ def due_tenants(conn: sa.Connection) -> list[Due]:
 # -- events ---------------------------------------------------------------------------------------------------
 
 
-def claim_events(conn: sa.Connection, tenant_id: UUID, lease: UUID) -> Sequence[sa.Row[Any]]:
+def claim_events(
+    conn: sa.Connection, tenant_id: UUID, lease: UUID, *, living: Sequence[str] | None = None
+) -> Sequence[sa.Row[Any]]:
     """Claim due events by whole deliveries, in order of receipt; gives their rows.
 
     The delivery rows are locked while its events are leased: order is promised within a delivery, so no second
-    worker may take the rest of one. Events whose earlier lease expired are claimed alone, one per claim, so that
-    an event that crashes its worker cannot take its neighbours with it.
+    worker may take the rest of one. Events of which two workers died in a row are claimed alone, one per claim, so
+    that an event that crashes its worker cannot take its neighbours with it. Once is no such sign: when a worker is
+    killed, all that it held would go on one by one.
     """
     e, d = events.c, deliveries.c
-    free = sa.or_(e.leased_until.is_(None), e.leased_until < _CLOCK)
-    waiting = sa.and_(e.tenant_id == tenant_id, e.state == "waiting", e.due_at <= _CLOCK, free)
+    waiting = sa.and_(e.tenant_id == tenant_id, e.state == "waiting", e.due_at <= _CLOCK, free(events, living))
     wanted = sa.select(e.delivery_id).where(waiting).order_by(e.due_at).limit(BATCH_EVENTS).scalar_subquery()
     locked = (
         conn.execute(
@@ -99,7 +105,7 @@ def claim_events(conn: sa.Connection, tenant_id: UUID, lease: UUID) -> Sequence[
     if not locked:
         return []
     found = conn.execute(
-        sa.select(e.event_id, e.delivery_id, e.leased_until)
+        sa.select(e.event_id, e.delivery_id, e.leased_until, e.reason)
         .where(waiting, e.delivery_id == sa.any_(sa.cast(locked, sa.ARRAY(sa.Uuid))))
         .order_by(e.received_at, e.delivery_id, e.ordinal)
         .limit(BATCH_EVENTS)
@@ -107,14 +113,19 @@ def claim_events(conn: sa.Connection, tenant_id: UUID, lease: UUID) -> Sequence[
     last = found[-1].delivery_id if len(found) == BATCH_EVENTS else None
     if last is not None and last != found[0].delivery_id:
         found = [row for row in found if row.delivery_id != last]  # cut short: the next claim takes it whole
-    crashed = [row.event_id for row in found if row.leased_until is not None]
+    crashed = [row.event_id for row in found if row.leased_until is not None and row.reason == _TAKEN_OVER]
     chosen = crashed[:1] or [row.event_id for row in found]
     if not chosen:
         return []
     rows = conn.execute(
         sa.update(events)
         .where(e.tenant_id == tenant_id, e.event_id == sa.any_(sa.cast(chosen, sa.ARRAY(sa.Uuid))))
-        .values(lease=lease, leased_until=_CLOCK + LEASE, claims=e.claims + 1)
+        .values(
+            lease=lease,
+            leased_until=_CLOCK + LEASE,
+            claims=e.claims + 1,
+            reason=sa.case((e.leased_until.is_not(None), _TAKEN_OVER), else_=e.reason),
+        )
         .returning(
             e.event_id,
             e.delivery_id,
@@ -244,7 +255,13 @@ _OUTBOX = (
 
 
 def claim_outbox(
-    conn: sa.Connection, tenant_id: UUID, lease: UUID, *, kinds: Sequence[str], limit: int
+    conn: sa.Connection,
+    tenant_id: UUID,
+    lease: UUID,
+    *,
+    kinds: Sequence[str],
+    limit: int,
+    living: Sequence[str] | None = None,
 ) -> Sequence[sa.Row[Any]]:
     """Claim due writes of these kinds, oldest first, at most the earliest open one per lead and role."""
     o = outbox.alias("o")
@@ -265,7 +282,7 @@ def claim_outbox(
                 o.c.state == "open",
                 o.c.kind.in_(kinds),
                 o.c.due_at <= _CLOCK,
-                sa.or_(o.c.leased_until.is_(None), o.c.leased_until < _CLOCK),
+                free(o, living),
                 first,
             )
             .order_by(o.c.due_at, o.c.outbox_id)
@@ -432,7 +449,9 @@ def want(conn: sa.Connection, tenant_id: UUID, kind: str, *, within: float = 0.0
     )
 
 
-def claim_chore(conn: sa.Connection, tenant_id: UUID, lease: UUID) -> sa.Row[Any] | None:
+def claim_chore(
+    conn: sa.Connection, tenant_id: UUID, lease: UUID, *, living: Sequence[str] | None = None
+) -> sa.Row[Any] | None:
     """Claim one due chore of the tenant."""
     c = chores.c
     kind = conn.execute(
@@ -440,7 +459,7 @@ def claim_chore(conn: sa.Connection, tenant_id: UUID, lease: UUID) -> sa.Row[Any
         .where(
             c.tenant_id == tenant_id,
             c.due_at <= _CLOCK,
-            sa.or_(c.leased_until.is_(None), c.leased_until < _CLOCK),
+            free(chores, living),
         )
         .order_by(c.due_at)
         .limit(1)

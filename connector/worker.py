@@ -34,6 +34,7 @@ _LOOK = 0.5
 DRAIN = 20.0
 
 _EVENTS, _OWNERS, _NOTES, _CHORES = "events", "owners", "notes", "chores"
+_SENDING = (_OWNERS, _NOTES)
 _log = log.get("worker")
 
 
@@ -66,7 +67,7 @@ class Board:
                     return None
                 for kind in kinds:
                     for tenant_id in self._pending[kind]:
-                        if self._active[kind][tenant_id] < self._caps[kind]:
+                        if self._room(kinds, kind, tenant_id):
                             del self._pending[kind][tenant_id]
                             self._active[kind][tenant_id] += 1
                             return kind, tenant_id
@@ -74,6 +75,22 @@ class Board:
                 if left <= 0:
                     return None
                 self._changed.wait(left)
+
+    def begin(self, kinds: Sequence[str], kind: str, tenant_id: UUID) -> bool:
+        """Work that did not come from the board counts all the same; False when the tenant has its share already."""
+        with self._changed:
+            if not self._room(kinds, kind, tenant_id):
+                return False
+            self._active[kind][tenant_id] += 1
+            return True
+
+    def _room(self, kinds: Sequence[str], kind: str, tenant_id: UUID) -> bool:
+        # The threads are those of all `kinds` together: one tenant's notes beside its owners must not take the last.
+        most = max(self._caps[one] for one in kinds)
+        return (
+            self._active[kind][tenant_id] < self._caps[kind]
+            and sum(self._active[one][tenant_id] for one in kinds) < most
+        )
 
     def done(self, kind: str, tenant_id: UUID, *, more: bool) -> None:
         """A thread is through with this tenant; with `more` it goes to the end of the line again."""
@@ -109,13 +126,16 @@ class Worker:
         self._idle_lock = threading.Lock()
         loops = [(f"decider-{n}", self._decide) for n in range(settings.deciders)]
         loops += [(f"sender-{n}", self._sending) for n in range(settings.senders)]
-        loops += [("chores", self._chores), ("scout", self._scout), ("listener", self._listen)]
+        loops += [(f"chores-{n}", self._chores) for n in range(2)]  # a hanging CRM must not end the chores of all
+        loops += [("scout", self._scout)]
         self._threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops]
+        self._listener = threading.Thread(target=self._listen, name="listener", daemon=True)
+        self._ended = threading.Event()
 
     def start(self) -> None:
         """Start all threads."""
         self._runtime.wake.subscribe(self.woken)
-        for thread in self._threads:
+        for thread in (*self._threads, self._listener):
             thread.start()
 
     def stop(self, drain: float = DRAIN) -> bool:
@@ -127,6 +147,9 @@ class Worker:
             thread.join(max(0.0, ends - time.monotonic()))
         alive = any(thread.is_alive() for thread in self._threads)
         self._give_back()
+        # Last, because others take what is leased by a process whose lock the listener no longer holds.
+        self._ended.set()
+        self._listener.join(max(2.0, ends - time.monotonic()))
         return not alive
 
     def _give_back(self) -> None:
@@ -136,12 +159,13 @@ class Worker:
             except queue.Empty:
                 return
             try:
-                with unit(self._runtime.engine) as (conn, _):
-                    work.return_outbox(
-                        conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped"
-                    )
+                self._return_leased(tenant_id, lease, outbox_id)
             except SQLAlchemyError:
                 return  # the lease runs out by itself
+
+    def _return_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> None:
+        with unit(self._runtime.engine) as (conn, _):
+            work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason=None)
 
     def woken(self, tenant_id: UUID | None) -> None:
         """Somebody of this process stored work, for this tenant if they say so."""
@@ -195,7 +219,7 @@ class Worker:
                 self._idle += 1
             try:
                 taken = self._board.take(
-                    (_OWNERS, _NOTES), 5.0, lambda: self._stopping.is_set() or not self._leased.empty()
+                    _SENDING, 5.0, lambda: self._stopping.is_set() or not self._leased.empty()
                 )
             finally:
                 with self._idle_lock:
@@ -209,7 +233,14 @@ class Worker:
                     leased = self._leased.get_nowait()
                 except queue.Empty:
                     return
-                sender.send_leased(*leased)
+                if not self._board.begin(_SENDING, _OWNERS, leased[0]):
+                    self._return_leased(*leased)
+                    self._board.post(_OWNERS, leased[0])
+                    return
+                try:
+                    sender.send_leased(*leased)
+                finally:
+                    self._board.done(_OWNERS, leased[0], more=False)
                 return
             kind, tenant_id = taken
             more = True
@@ -255,7 +286,8 @@ class Worker:
             self._look_now.wait(_LOOK)
             self._look_now.clear()
             with self._runtime.engine.connect() as conn:
-                due = work.due_tenants(conn)
+                self._runtime.life.look(conn)
+                due = work.due_tenants(conn, self._runtime.life.living())
             for row in due:
                 if row.events:
                     self._board.post(_EVENTS, row.tenant_id)
@@ -270,21 +302,21 @@ class Worker:
             self._guarded(step)
 
     def _listen(self) -> None:
-        """LISTEN on a connection of its own; a pooler in transaction mode cannot carry it (TURNLOCK_LISTEN_URL)."""
+        """LISTEN, and be seen alive, on a connection of its own that no pooler may share (TURNLOCK_LISTEN_URL)."""
         settings = self._runtime.settings
         url = sa.make_url(settings.listen_url) if settings.listen_url else self._runtime.engine.url
 
         def step() -> None:
             dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
-            with psycopg.connect(dsn, autocommit=True, connect_timeout=5) as conn:
+            with psycopg.connect(dsn, autocommit=True, connect_timeout=5) as conn, self._runtime.life.held(conn):
                 conn.execute(f"LISTEN {CHANNEL}")
-                while not self._stopping.is_set():
+                while not self._ended.is_set():
                     for _ in conn.notifies(timeout=0.25, stop_after=1):
                         self._look_now.set()
 
-        while not self._stopping.is_set():
+        while not self._ended.is_set():
             try:
                 step()
             except psycopg.Error as error:  # the scout's look covers what is missed meanwhile
                 _log.warning("listener lost", **log.fault(error))
-                self._stopping.wait(1.0)
+                self._ended.wait(1.0)

@@ -23,7 +23,7 @@ from adapters.outcome import CrmError, Outcome
 from connector import log, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
-from connector.database import is_contention, is_outage, new_id, unit
+from connector.database import is_contention, is_outage, unit
 from connector.endings import confirm, gone, refuse, stale, supersede
 from connector.notes import note_text
 from connector.runtime import Runtime, Tenant
@@ -90,11 +90,11 @@ class Sender:
 
     def run(self, tenant_id: UUID, kinds: Sequence[str]) -> int:
         """Claim one due row of these kinds and send it; how many there were."""
-        lease = new_id()
+        lease, living = self._runtime.life.new_lease(), self._runtime.life.living()
         with unit(self._runtime.engine) as (conn, _):
             if not work.may_send(conn, tenant_id, "note" if "note" in kinds else "all"):
                 return 0
-            rows = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1)
+            rows = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
         for row in rows:
             self._send(tenant_id, lease, row)
         return len(rows)

@@ -24,7 +24,7 @@ missing field: they are always true or false.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from decimal import Decimal
@@ -139,12 +139,25 @@ class Group:
 Node = Test | Group
 
 
+def _fields(node: Node) -> Iterator[str]:
+    if isinstance(node, Test):
+        yield node.field
+    else:
+        for part in node.parts:
+            yield from _fields(part)
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A compiled condition. ``root`` has no ``not``: De Morgan's laws, which hold for three values as well, have moved
     each one into the tests below it."""
 
     root: Node
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields that its tests look at, as rules name them."""
+        return frozenset(_fields(self.root))
 
     def test(self, lead: Lead | Facts) -> Verdict:
         """Whether `lead` fulfils this condition, and what decided it. Raises for no lead."""

@@ -135,8 +135,8 @@ class _Attempt:
 
     def run(self) -> Decision:
         case, plan = self.case, self.bench.plan
-        if case.role is Role.OWNER and Flag.RULES in self.flags and case.existing_owner is not None:
-            # The default for every newcomer: the same person goes to the agent who has them, before any rule.
+        if case.role is Role.OWNER and Flag.RULES in self.flags and case.existing_owner and not self._left_alone():
+            # The default for every newcomer: the same person goes to the agent who has them, before any other rule.
             decision = self._existing_owner()
             if decision is not None:
                 return decision
@@ -158,6 +158,11 @@ class _Attempt:
         decision = self._targets((Target(TargetKind.QUEUE, plan.default_queue_id),))
         assert decision is not None  # noqa: S101 - a queue always ends in a decision
         return decision
+
+    def _left_alone(self) -> bool:
+        """Whether a rule forbids to route this lead at all, which no default may overrule."""
+        rule, _ = self.bench.plan.rules.first_match(self.case.lead, self.case.role)
+        return rule is not None and rule.targets[0].kind is TargetKind.LEAVE_ALONE
 
     def _end(self, outcome: Outcome, reason: Reason | None, **more: Any) -> Decision:
         if self.paths:
@@ -190,11 +195,20 @@ class _Attempt:
                 decision = self._queue(target.id)
             if decision is not None:
                 return decision
+        if self._all_hold_it():
+            return self._end(Outcome.LEFT, Reason.ALREADY_ON_LEAD)
         if home is not None:
             return self._when_nobody(home)
         if reason is Reason.NO_IDENTITY_MATCH:
             return None
         return self._end(Outcome.HELD, reason)
+
+    def _all_hold_it(self) -> bool:
+        """Whether everyone whom the chain names holds this lead in another role: waiting would change nothing."""
+        why = {path["why"] for path in self.paths if "unavailable" not in path}
+        why |= {out["skip"] for path in self.paths for out in path.get("unavailable", ())}
+        empty = any(path.get("unavailable") == [] for path in self.paths)
+        return why == {Skip.ALREADY_ON_LEAD.value} and not empty
 
     def _existing_owner(self) -> Decision | None:
         agent_id = self.case.existing_owner
@@ -236,7 +250,7 @@ class _Attempt:
         queue = bench.queues.get(queue_id)
         if queue is None:
             raise NeedQueues([queue_id])
-        if queue_id in bench.held and not self.case.was_held:
+        if queue_id in bench.held and self.case.role is Role.OWNER and not self.case.was_held:
             # Older leads wait here. The drain decides all in order, so that nobody overtakes.
             return self._end(Outcome.HELD, Reason.BEHIND_HELD, queue_id=queue_id)
         line = bench.lines[queue_id]

@@ -152,6 +152,7 @@ class Facts:
 
 
 def decimal(value: float | Decimal) -> Decimal:
+    """`value` as it is written: 0.1 becomes 0.1, not the nearest binary fraction."""
     return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
 
 

@@ -35,7 +35,7 @@ class Standing:
     state: str
     agent_ref: str | None
     written: bool  # our owner write was confirmed
-    facts_digest: bytes | None
+    facts_digest: bytes | None  # of the fields that rules read; None for a lead left whatever becomes of them
     releases: Sequence[str]
 
 
@@ -90,7 +90,7 @@ def gate(
     kept = tuple(standing.releases)
     if forced:
         return Verdict(Step.DECIDE, "by_hand", () if standing.state == "parked" else kept)
-    if standing.state == "parked" or (standing.state == "left" and standing.facts_digest == digest):
+    if standing.state == "parked" or (standing.state == "left" and standing.facts_digest in (None, digest)):
         return Verdict(Step.NOTHING)
     cause = {"held": "held", "left": "changed", "owned": "cleared", "gone": "returned", "refused": "refused"}
     return Verdict(Step.DECIDE, cause[standing.state], kept)

@@ -259,13 +259,14 @@ _CHECKS = {"turn": Check.TURN_GAP, "agent": Check.OTHER_PICK}
 def apply(line: Line, entry: Entry) -> Line:
     """The line after `entry`. Raises :class:`DoesNotFollow` unless its data is exactly what `line` leads to."""
     try:
-        after, expected = carry_out(line, entry.kind, entry.data)
+        recorded = dict(entry.data)
+        after, expected = carry_out(line, entry.kind, recorded)
     except MoveRefused as error:
         raise DoesNotFollow(_problem(Check.REFUSED, entry, "data", "possible", str(error))) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DoesNotFollow(_problem(Check.UNREADABLE, entry, "data", "readable", type(error).__name__)) from error
     for where, value in expected.items():
-        found = entry.data.get(where, "missing")
+        found = recorded.get(where, "missing")
         if found != value:
             check = _CHECKS.get(where, Check.OTHER_OUTCOME) if entry.kind is Kind.TURN else Check.OTHER_OUTCOME
             raise DoesNotFollow(_problem(check, entry, where, str(value), str(found)))
@@ -297,7 +298,6 @@ def replay(entries: Iterable[Entry], present: Line | None) -> Audit:
         return Audit(0, 0, None, (found, *gaps))
     done = turns = 0
     taken: dict[int, str] = {}
-    first_turn = line.position + 1
     try:
         for entry in following:
             line = apply(line, entry)
@@ -305,7 +305,7 @@ def replay(entries: Iterable[Entry], present: Line | None) -> Audit:
                 turns += 1
                 taken[line.position] = entry.data["agent"]
             elif entry.kind is Kind.VOID:
-                _check_void(entry, taken, first_turn)
+                _check_void(entry, taken)
             done += 1
     except DoesNotFollow as error:
         problems = sorted([error.problem, *gaps], key=lambda problem: problem.seq or 0)
@@ -313,16 +313,13 @@ def replay(entries: Iterable[Entry], present: Line | None) -> Audit:
     return Audit(done, turns, line, (*gaps, *(() if present is None else _differences(line, present))))
 
 
-_VOID = "void already"
-
-
-def _check_void(entry: Entry, taken: dict[int, str], first_turn: int) -> None:
-    """A turn is given back once, by whom it was taken. Of a turn before the checkpoint only the first half is known."""
+def _check_void(entry: Entry, taken: dict[int, str]) -> None:
+    """A turn is given back once, and by whoever took it. Who took a turn before the checkpoint is not known here."""
     turn, agent = entry.data["turn"], entry.data["agent"]
-    holder = taken.get(turn, agent if turn < first_turn else "never taken")
+    holder = taken.get(turn, agent)
     if holder != agent:
-        raise DoesNotFollow(_problem(Check.BAD_VOID, entry, f"agent of turn {turn}", holder, agent))
-    taken[turn] = _VOID
+        raise DoesNotFollow(_problem(Check.BAD_VOID, entry, f"turn {turn}", f"held by {agent}", holder))
+    taken[turn] = "void already"
 
 
 def _differences(line: Line, present: Line) -> list[Problem]:

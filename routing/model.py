@@ -172,6 +172,7 @@ class Reason(StrEnum):
     TARGET_MISSING = "target_missing"
     KEEPS_COMING_BACK = "keeps_coming_back"
     NO_IDENTITY_MATCH = "no_identity_match"
+    ALREADY_ON_LEAD = "already_on_lead"
 
     @property
     def remedy(self) -> str:
@@ -193,6 +194,7 @@ _REASON_REMEDIES: Mapping[Reason, str] = MappingProxyType(
         Reason.TARGET_MISSING: "the rule names a queue or agent that does not exist any more; correct the rule",
         Reason.KEEPS_COMING_BACK: "something in the CRM keeps clearing the owner; stop it, then `turnlock replay`",
         Reason.NO_IDENTITY_MATCH: "no known lead shares this email or phone; give the rule a fallback",
+        Reason.ALREADY_ON_LEAD: "nothing: whoever the rule could add holds this lead already; add others to have two",
     }
 )
 

@@ -169,7 +169,7 @@ def pick(line: Line, available: Collection[UUID], lose_turn: Collection[UUID] = 
     free = frozenset(available)
     if not any(place.weight and place.agent_id in free for place in line.places):
         return None, line
-    losing = frozenset(lose_turn) - free
+    losing = frozenset(lose_turn)
     contenders = {
         place.agent_id: place
         for place in line.places
@@ -318,11 +318,8 @@ def _back(line: Line, place: Place) -> Line:
     """Put `place` (a newcomer's, or a member's with their new rank) at the back: due when the last member is due.
 
     But at most one of their own turns beyond the mean: behind a light or a much debited member, a heavy one would
-    wait for dozens of their rounds, and for dozens more once :func:`reweight` keeps such a lag. Equal weights never
-    reach that limit.
-
-    The new rank matters. With the old one, a member sent back at the position at which another was just served would
-    tie with them, and a lower rank would win: ahead of the line that they were sent to the end of.
+    wait for dozens of their rounds, and for dozens more once :func:`reweight` keeps such a lag. The new rank matters:
+    with the old one, a member sent back right after another was served ties with them, and may win by it.
     """
     if any(other.rank >= place.rank for other in line.places):
         raise MoveRefused(f"rank {place.rank} was given out before; take the next rank of the queue")
@@ -385,7 +382,8 @@ def reorder(line: Line, order: Sequence[UUID], rank: int) -> Line:
     """Deal the same tags to the members in a new order, the earliest to the first. Nobody is reset.
 
     `order` names every member once; they get the ranks from `rank`, the next of the queue, in that order. Members of
-    weight 0 take part in the ranks only: their tag means nothing.
+    weight 0 take part in the ranks only: their tag means nothing. Nobody is dealt more than one of their own turns of
+    lead or lag: the tag of a light or a debited member would make a heavy one wait, or flood, for dozens of turns.
     """
     if sorted(order, key=str) != sorted((place.agent_id for place in line.places), key=str):
         raise MoveRefused("a new order must name every member of the queue exactly once")
@@ -393,9 +391,15 @@ def reorder(line: Line, order: Sequence[UUID], rank: int) -> Line:
         raise MoveRefused(f"rank {rank} was given out before; take the next rank of the queue")
     old = [place_of(line, agent_id) for agent_id in order]
     dealt = iter(sorted((place.tag, place.last, place.rank) for place in old if place.weight))
+    weighted, total = _mean(line)
     places: list[Place] = []
     for number, place in enumerate(old, start=rank):
-        tag, last = next(dealt)[:2] if place.weight else (place.tag, place.last)
+        tag, last = place.tag, place.last
+        if place.weight:
+            tag, last, _ = next(dealt)
+            mean, stride = weighted // total, _stride(place.weight)
+            if not mean - stride <= max(tag, line.floor) <= mean + stride:
+                tag = mean - stride if tag < mean else mean + stride
         places.append(replace(place, rank=number, tag=tag, last=last))
     return replace(line, places=tuple(places))
 

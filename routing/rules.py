@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from routing.conditions import Condition, Why, compile_condition
-from routing.fields import ConditionProblems, Facts, Json, Problem
+from routing.fields import ConditionProblems, Facts, Json, Problem, field_kind
 from routing.model import Lead, Role, Rule
 
 
@@ -56,6 +56,11 @@ class RuleSet:
     def compiled(self, role: Role) -> tuple[tuple[Rule, Condition], ...]:
         """The rules of `role` with their compiled conditions, in the order in which they are tried."""
         return self._compiled.get(role, ())
+
+    def attributes(self, role: Role) -> frozenset[str]:
+        """The attributes of :class:`Lead` that the rules of `role` look at: all that a lead must show for them."""
+        fields = {name for _, condition in self.compiled(role) for name in condition.fields}
+        return frozenset(kind.attribute for name in fields if (kind := field_kind(name)) is not None)
 
     def tries(self, lead: Lead | Facts, role: Role) -> Iterator[Tried]:
         """Try every rule of `role` on `lead`, in order, as far as the caller asks."""

@@ -13,10 +13,13 @@ from sqlalchemy.dialects.postgresql import insert
 
 from routing import tables as t
 from routing.decide import Decision, Outcome, QueueState
-from routing.ledger import Kind, carry_out
+from routing.ledger import Kind, carry_out, checkpoint
 from routing.model import Reason, Role
 from routing.rotation import Line
 from routing.store import RoleRow
+
+#: A ledger gets a checkpoint at least this often (turns), so that an audit never reads much more than that.
+CHECKPOINT_EVERY = 1000
 
 
 class LostGuard(Exception):
@@ -91,9 +94,11 @@ def save_lines(
     entries: list[dict[str, Any]] = []
     for queue_id, line in after.items():
         old = before[queue_id].line
-        news = drafts.get(queue_id, ())
+        news = list(drafts.get(queue_id, ()))
         if line == old and not news:
             continue
+        if line.position // CHECKPOINT_EVERY > old.position // CHECKPOINT_EVERY:
+            news.append(Draft(Kind.CHECKPOINT, "turnlock", checkpoint(line)))
         seq = _move_queue(conn, tenant_id, queue_id, old, line, len(news))
         _move_places(conn, tenant_id, queue_id, old, line)
         _move_owed(conn, tenant_id, queue_id, old, line, seq)

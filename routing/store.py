@@ -76,18 +76,19 @@ class RoleRow:
 
 def tenant_row(conn: sa.Connection, tenant_id: UUID, *, share: bool = False) -> TenantRow:
     """The configuration row as of now. `share` locks it against change until the transaction ends."""
+    c = t.tenants.c
+    if share:
+        # Last resort of a unit that lost to configuration changes three times: hold them off while it decides. In a
+        # statement of its own: one that had to wait would give the new version with the flags of before.
+        conn.execute(sa.select(c.tenant_id).where(c.tenant_id == tenant_id).with_for_update(read=True)).one()
     flags_on = (
         sa.select(sa.func.coalesce(sa.func.array_agg(t.flags.c.flag), sa.cast([], sa.ARRAY(sa.Text))))
         .where(t.flags.c.tenant_id == tenant_id, t.flags.c.mode == "on")
         .scalar_subquery()
     )
-    c = t.tenants.c
     query = sa.select(
         c.config_version, c.flag_version, c.default_queue_id, c.unassigned, c.released, flags_on.label("flags_on")
     ).where(c.tenant_id == tenant_id)
-    if share:
-        # Last resort of a unit that lost to configuration changes three times: hold them off while it decides.
-        query = query.with_for_update(read=True, of=t.tenants)
     row = conn.execute(query).one()
     known = {f.value for f in Flag}
     return TenantRow(
@@ -288,9 +289,9 @@ def load_queues(
             .order_by(o.kind, o.seq)  # give_next before owed, each oldest first
         ):
             owed.setdefault(row.queue_id, []).append(Owed(row.owed_id, row.agent_id, OwedKind(row.kind)))
-    holding = (
-        sa.exists().where(lr.tenant_id == q.tenant_id, lr.queue_id == q.queue_id, lr.state == "held").label("held")
-    )
+    # Of owners alone: a lead that has its owner and waits for a collaborator holds no other lead up.
+    of_owners = sa.and_(lr.role == Role.OWNER.value, lr.state == "held")
+    holding = sa.exists().where(lr.tenant_id == q.tenant_id, lr.queue_id == q.queue_id, of_owners).label("held")
     wide: list[Any] = [q.queue_id, q.name, q.when_nobody, q.fallback_queue_id, q.default_agent_id, q.next_rank, holding]
     wide += [q.position, q.floor] if turning else []
     found = {}
@@ -319,13 +320,13 @@ SHARED_BY_MANY = 5
 
 def existing_owners(
     conn: sa.Connection, tenant_id: UUID, digests: Collection[bytes]
-) -> tuple[dict[bytes, dict[UUID, UUID]], set[bytes]]:
-    """For each identity the leads with a known agent, newest last, and the identities shared by too many leads."""
+) -> tuple[dict[bytes, dict[UUID, tuple[datetime, UUID]]], set[bytes]]:
+    """For each identity the leads with a known agent and since when; and the identities shared by too many leads."""
     if not digests:
         return {}, set()
     li, lr = t.lead_identities.c, t.lead_roles.c
     rows = conn.execute(
-        sa.select(li.digest, li.lead_id, lr.agent_id)
+        sa.select(li.digest, li.lead_id, lr.agent_id, lr.since)
         .outerjoin(
             t.lead_roles,
             (lr.tenant_id == li.tenant_id)
@@ -334,14 +335,13 @@ def existing_owners(
             & lr.state.in_(("assigned", "owned")),
         )
         .where(li.tenant_id == tenant_id, li.digest == sa.any_(sa.cast(list(digests), sa.ARRAY(sa.LargeBinary))))
-        .order_by(li.digest, lr.since.asc().nulls_first(), li.lead_id)
     )
     count: dict[bytes, int] = {}
-    owners: dict[bytes, dict[UUID, UUID]] = {}
+    owners: dict[bytes, dict[UUID, tuple[datetime, UUID]]] = {}
     for row in rows:
         digest = bytes(row.digest)
         count[digest] = count.get(digest, 0) + 1
         if row.agent_id is not None:
-            owners.setdefault(digest, {})[row.lead_id] = row.agent_id
+            owners.setdefault(digest, {})[row.lead_id] = (row.since, row.agent_id)
     shared = {d for d, n in count.items() if n > SHARED_BY_MANY}
     return {d: o for d, o in owners.items() if d not in shared}, shared

@@ -31,6 +31,7 @@ class Whole(sa.types.TypeDecorator[int]):
     cache_ok = True
 
     def process_result_value(self, value: Decimal | None, dialect: sa.Dialect) -> int | None:
+        """What the driver gives, as an int."""
         return None if value is None else int(value)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,15 +32,17 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+def server() -> Iterator[EmbeddedPostgres]:
     """A real PostgreSQL with the safety settings of production, and a migrated template database in it."""
-    home = tmp_path_factory.mktemp("postgres")
-    with EmbeddedPostgres(Path(home)) as running:
-        running.create_database(TEMPLATE)
-        owner = sa.create_engine(_of(running.owner_url, TEMPLATE), poolclass=sa.NullPool)
-        migrate.migrate(owner)
-        owner.dispose()
-        yield running
+    with tempfile.TemporaryDirectory() as folder:
+        # Root's server runs as another user, who must get through; else the data would lie outside and stay.
+        os.chmod(folder, 0o711)
+        with EmbeddedPostgres(Path(folder) / "postgres") as running:
+            running.create_database(TEMPLATE)
+            owner = sa.create_engine(_of(running.owner_url, TEMPLATE), poolclass=sa.NullPool)
+            migrate.migrate(owner)
+            owner.dispose()
+            yield running
 
 
 def _of(url: str, database: str) -> str:

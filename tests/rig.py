@@ -24,7 +24,7 @@ from connector.chores import sync_agents
 from connector.database import make_engine, unit
 from connector.process import Web
 from connector.runtime import Runtime, Tenant
-from connector.sandbox import Sandbox, fub_hooks, generic
+from connector.sandbox import Sandbox, bottlecrm, fub_hooks, generic
 from connector.sandbox.server import Server
 from connector.tables import events
 from connector.worker import Worker
@@ -123,13 +123,17 @@ class Rig:
         account = self.sandbox.account()
         if self.crm == "followupboss":
             base, secrets = self.sandbox.fub_url, {k: account[k] for k in ("api_key", "system_key")}
+        elif self.crm == "bottlecrm":
+            base, secrets = self.sandbox.bottlecrm_url, {k: account[k] for k in ("api_token", "webhook_secret")}
         else:
             base, secrets = self.sandbox.generic_url, {k: account[k] for k in ("api_secret", "webhook_secret")}
         tenants.add_tenant(self.runtime, name, self.crm, base_url=base, parameters={}, secret_values=secrets)
         with self.runtime.engine.connect() as conn:
             self.tenant = self.runtime.tenant_named(conn, name)
         if subscribe:
-            tenants.install(self.runtime, self.tenant)
+            installed = tenants.install(self.runtime, self.tenant)
+            if installed.by_hand:  # what an admin does then
+                self.sandbox.add_hook(self.crm, installed.hook_url)
         if config is not None:
             self.configure(config)
         return self.tenant
@@ -149,6 +153,9 @@ class Rig:
         """The body of a delivery that tells of new leads; `event` is its id where the body holds one."""
         if self.crm == "followupboss":
             body: dict[str, Any] = {"eventId": event, "event": "peopleCreated", "resourceIds": [int(r) for r in refs]}
+        elif self.crm == "bottlecrm":
+            (ref,) = refs
+            return bottlecrm.event_body("lead.created", event, {"id": ref})
         else:
             body = {"type": "lead.created", "data": {"leads": [{"id": r} for r in refs]}}
         return json.dumps(body).encode()
@@ -158,6 +165,8 @@ class Rig:
         account = self.sandbox.account()
         if self.crm == "followupboss":
             return {"Content-Type": "application/json", "FUB-Signature": fub_hooks.sign(body, account["system_key"])}
+        if self.crm == "bottlecrm":
+            return bottlecrm.signed_headers(account["webhook_secret"], "lead.created", event, body)
         return generic.signed_headers(account["webhook_secret"], event, body)
 
     def post(

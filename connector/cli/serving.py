@@ -143,13 +143,15 @@ def _server(runtime: Runtime) -> list[dict[str, Any]]:
     import sqlalchemy as sa
 
     from connector import migrate as schema
+    from routing.model import Flag
 
     settings = runtime.settings
     with runtime.engine.connect() as conn:
         version = conn.execute(sa.text("SHOW server_version")).scalar_one()
-        revision, newest = schema.current(conn), schema.head()
+        revision, stages = schema.current(conn), runtime.stages(conn)
     kind = "embedded PostgreSQL" if settings.database_url is None else "PostgreSQL"
-    behind = "" if revision == newest else f"; `turnlock migrate` brings {newest}"
+    missing = [flag.value for flag in Flag if flag not in stages]
+    behind = f"; `turnlock migrate` brings {', '.join(missing)}" if missing else ""
     local = urlsplit(settings.public_url).hostname in ("127.0.0.1", "localhost", "::1")
     return [
         _finding("settings", True, f"{len(settings.secret_keys)} sealing key(s)"),

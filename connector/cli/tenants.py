@@ -136,6 +136,23 @@ def tenant_secret(name: str, key: str, at_once: bool) -> None:
     say(f"{word} of {found.name} is set. {old}")
 
 
+@tenant.command("reseal")
+@json_option
+def tenant_reseal(as_json: bool) -> None:
+    """Seal all stored secrets with the newest key of TURNLOCK_SECRET_KEYS. After it the older keys may go.
+
+    Example: turnlock tenant reseal
+    """
+    from connector import tenants
+
+    with session() as runtime:
+        count = tenants.reseal(runtime)
+    if as_json:
+        print_json({"resealed": count})
+    else:
+        say(f"Sealed anew: {count}. The first key of TURNLOCK_SECRET_KEYS opens everything now.")
+
+
 @tenant.command("hook")
 @click.argument("name")
 @json_option

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from connector.sandbox import fub_hooks, generic
+from connector.sandbox import bottlecrm, fub_hooks, generic
 from connector.sandbox.crm import Crm
 from connector.sandbox.deliver import Delivery
 from connector.sandbox.exchange import Answer
@@ -30,7 +30,7 @@ class Control:
 
     # -- the account --------------------------------------------------------------------------------------
     def account(self) -> dict[str, Any]:
-        """The account with its (invented) keys, and the bases of the two faces."""
+        """The account with its (invented) keys, and the bases of the faces."""
         bases = {face.name: self.crm.base + face.prefix for face in self.crm.faces}
         return {**asdict(self.crm.state.account), "bases": bases}
 
@@ -245,18 +245,19 @@ class Control:
 
     # -- deliveries ---------------------------------------------------------------------------------------
     def hooks(self) -> list[dict[str, Any]]:
-        """All hooks of both faces."""
+        """All hooks of all faces."""
         with self.crm.state.lock:
             return [_plain(asdict(hook)) for hook in self.crm.state.hooks.values()]
 
     def add_hook(self, face: str, url: str, topics: Sequence[str] | None = None) -> list[int]:
         """Subscribe by hand, as an admin does in the CRM's own screens; the ids of the hooks.
 
-        Without `topics`: all of the generic face in one hook, or one hook for each lead and inquiry topic of the other.
+        Without `topics`: all topics in one hook, or one hook for each lead and inquiry topic of Follow Up Boss.
         """
         add = self.crm.state.add_hook
-        if face == generic.FACE:
-            return [add(face, url, tuple(topics or generic.TOPICS.values())).id]
+        for other in (generic, bottlecrm):
+            if face == other.FACE:
+                return [add(face, url, tuple(topics or other.TOPICS.values())).id]
         if face != fub_hooks.FACE:
             raise ValueError(f"no face {face!r}")
         return [add(face, url, (topic,), "Turnlock").id for topic in topics or fub_hooks.USUAL]
@@ -308,6 +309,8 @@ class Control:
             made = {"Content-Type": "application/json"}
             if signed and target.face == fub_hooks.FACE:
                 made = fub_hooks.signed_headers(state, target, data)
+            elif signed and target.face == bottlecrm.FACE:
+                made = bottlecrm.signed_headers(state.account.webhook_secret, "raw", message_id, data)
             elif signed:
                 made = generic.signed_headers(state.account.webhook_secret, message_id, data)
             return {**made, **(headers or {})}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from connector.sandbox.bottlecrm import BottleCrm
 from connector.sandbox.deliver import Delivery, Dispatcher, WebhookFaults
 from connector.sandbox.exchange import Answer, Request
 from connector.sandbox.faults import Faults, Plan, Rule, retry_after
@@ -16,6 +17,7 @@ from connector.sandbox.followupboss import FollowUpBoss
 from connector.sandbox.generic import Generic
 from connector.sandbox.state import State
 
+Face = FollowUpBoss | Generic | BottleCrm
 ECHO_WAIT = 10.0  # seconds that an answer waits at most for its own deliveries
 
 
@@ -42,9 +44,10 @@ class Crm:
         self.dispatcher = Dispatcher(state, self.webhook_faults, seed)
         self.errors: list[str] = []  # defects of the sandbox itself
         self.stopping = threading.Event()
-        self.faces: list[FollowUpBoss | Generic] = [
+        self.faces: list[Face] = [
             FollowUpBoss(state, lambda: self.base + FollowUpBoss.prefix),
             Generic(state, lambda: self.base + Generic.prefix),
+            BottleCrm(state, lambda: self.base + BottleCrm.prefix),
         ]
         state.publishers = [face.publish for face in self.faces]
         state.send = self.dispatcher.send
@@ -102,7 +105,7 @@ class Crm:
         entry["seconds"] = time.monotonic() - entry["mono"]
         return answer
 
-    def _apply(self, face: FollowUpBoss | Generic, plan: Plan, request: Request) -> Answer:
+    def _apply(self, face: Face, plan: Plan, request: Request) -> Answer:
         """Do the call, start what follows from it."""
         with self.state.transaction() as transaction:
             answer = face.answer(request)
@@ -123,7 +126,7 @@ class Crm:
             if lead := self.state.leads.get(number):
                 self.state.set_owner(lead, owner, "rule")
 
-    def _spoiled(self, face: FollowUpBoss | Generic, plan: Plan, rule: Rule, request: Request) -> Answer:
+    def _spoiled(self, face: Face, plan: Plan, rule: Rule, request: Request) -> Answer:
         """Serve a call that a hard fault befalls."""
         params = rule.params
 

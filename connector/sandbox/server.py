@@ -214,6 +214,11 @@ class Sandbox(control.Control):
         """Base of the generic face."""
         return f"{self.url}/generic"
 
+    @property
+    def bottlecrm_url(self) -> str:
+        """Base of the BottleCRM face."""
+        return f"{self.url}/bottlecrm"
+
     def start(self) -> None:
         """Serve in the background."""
         self.crm.dispatcher.start()

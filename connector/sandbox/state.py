@@ -72,6 +72,7 @@ class Account:
     agent_key: str = "fka_sandbox_agent"
     system_key: str = "sandbox-system-key-0123456789abcdef"
     api_secret: str = "whsec_c2FuZGJveC1hcGktc2VjcmV0LTAxMjM0NTY3ODk="  # noqa: S105 - invented
+    api_token: str = "bcrm_pat_sandbox-0123456789"  # noqa: S105 - invented
     webhook_secret: str = "whsec_c2FuZGJveC1ob29rLXNlY3JldC0wMTIzNDU2Nzg="  # noqa: S105 - invented
 
 

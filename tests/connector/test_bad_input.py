@@ -12,15 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapters import registry
+from adapters.base import Capability
+from connector.sandbox import bottlecrm
 from tests.rig import ANA, BEN, CY, Rig, captured_logs, http_send, until
 
 CRMS = registry.names()
+BATCHING = [name for name in CRMS if Capability.BATCH_DELIVERY in registry.adapter(name).capabilities]
 
 
 def wrap(crm: str, refs: str) -> bytes:
     """A delivery in which the JSON text `refs` stands where the leads' ids stand."""
     if crm == "followupboss":
         return b'{"eventId": "e", "event": "peopleCreated", "resourceIds": %s}' % refs.encode()
+    if crm == "bottlecrm":  # one lead each
+        return b'{"id": "e", "event": "lead.created", "data": %s}' % refs.strip("[]").encode()
     return b'{"type": "lead.created", "data": {"leads": %s}}' % refs.encode()
 
 
@@ -59,12 +64,25 @@ POISON: Mapping[str, tuple[Callable[[str], bytes], str]] = {
 }
 
 
+def by_hand(make_rig: Callable[..., Rig], crm: str) -> Rig:
+    rig = make_rig(crm=crm)
+    rig.sandbox.webhook_faults(drop=1.0)
+    # The first sweeps are over: until the next, nothing but the deliveries of the test tells of a lead.
+    rig.wait_chores()
+    until(lambda: not rig.one("SELECT count(*) FROM chores WHERE leased_until IS NOT NULL OR due_at <= now()"))
+    return rig
+
+
+@pytest.fixture(params=BATCHING)
+def batching(request: pytest.FixtureRequest, make_rig: Callable[..., Rig]) -> Rig:
+    """A tenant of each CRM that tells of several leads at once; its deliveries are made by hand."""
+    return by_hand(make_rig, request.param)
+
+
 @pytest.fixture(params=CRMS)
 def quiet(request: pytest.FixtureRequest, make_rig: Callable[..., Rig]) -> Rig:
-    """A tenant of each CRM whose deliveries are made by hand."""
-    rig = make_rig(crm=request.param)
-    rig.sandbox.webhook_faults(drop=1.0)
-    return rig
+    """A tenant of each CRM; its deliveries are made by hand."""
+    return by_hand(make_rig, request.param)
 
 
 def test_what_nobody_can_read_is_kept_and_parked_once_and_the_next_lead_is_assigned(quiet: Rig) -> None:
@@ -95,27 +113,27 @@ BAD_ELEMENTS = {
 }
 
 
-def test_a_bad_element_of_a_batch_parks_alone_however_often_it_comes(quiet: Rig) -> None:
-    first, last = quiet.create(), quiet.create()
-    good = [ref if quiet.crm == "followupboss" else f'{{"id": "{ref}"}}' for ref in (first, last)]
-    bad = BAD_ELEMENTS[quiet.crm]
-    body = wrap(quiet.crm, f"[{good[0]}, {', '.join(bad)}, {good[1]}]")
-    assert [quiet.post(body).status for _ in range(3)] == [200, 200, 200]
-    assert [quiet.wait_owner(first), quiet.wait_owner(last)] == [ANA, BEN]
-    quiet.settle_owners()
-    found = [(e.state, e.ordinal) for e in quiet.events()]
+def test_a_bad_element_of_a_batch_parks_alone_however_often_it_comes(batching: Rig) -> None:
+    first, last = batching.create(), batching.create()
+    good = [ref if batching.crm == "followupboss" else f'{{"id": "{ref}"}}' for ref in (first, last)]
+    bad = BAD_ELEMENTS[batching.crm]
+    body = wrap(batching.crm, f"[{good[0]}, {', '.join(bad)}, {good[1]}]")
+    assert [batching.post(body).status for _ in range(3)] == [200, 200, 200]
+    assert [batching.wait_owner(first), batching.wait_owner(last)] == [ANA, BEN]
+    batching.settle_owners()
+    found = [(e.state, e.ordinal) for e in batching.events()]
     assert sorted(found) == sorted([("done", 0), ("done", len(bad) + 1)] + [("parked", n + 1) for n in range(len(bad))])
-    assert quiet.turns() == [ANA, BEN]
-    quiet.audit()
+    assert batching.turns() == [ANA, BEN]
+    batching.audit()
 
 
-def test_more_leads_than_a_delivery_may_hold_park_as_one_and_five_hundred_do_not(quiet: Rig) -> None:
-    refs = [str(n) for n in quiet.sandbox.create_leads(501)]
-    assert quiet.post(quiet.delivery(*refs, event="more"), event="more").status == 200
-    assert [(e.state, e.reason) for e in quiet.events()] == [("parked", "too_many_elements")]
-    quiet.stop_worker()
-    assert quiet.post(quiet.delivery(*refs[:500], event="most"), event="most").status == 200
-    assert sorted(e.state for e in quiet.events()) == ["parked"] + ["waiting"] * 500
+def test_more_leads_than_a_delivery_may_hold_park_as_one_and_five_hundred_do_not(batching: Rig) -> None:
+    refs = [str(n) for n in batching.sandbox.create_leads(501)]
+    assert batching.post(batching.delivery(*refs, event="more"), event="more").status == 200
+    assert [(e.state, e.reason) for e in batching.events()] == [("parked", "too_many_elements")]
+    batching.stop_worker()
+    assert batching.post(batching.delivery(*refs[:500], event="most"), event="most").status == 200
+    assert sorted(e.state for e in batching.events()) == ["parked"] + ["waiting"] * 500
 
 
 def test_texts_that_a_database_cannot_hold_are_mended_and_a_written_u0000_is_left(make_rig: Callable[..., Rig]) -> None:
@@ -155,6 +173,8 @@ def test_of_equal_keys_the_last_counts_everywhere(quiet: Rig) -> None:
     first, last = quiet.create(), quiet.create()
     if quiet.crm == "followupboss":
         body = b'{"event": "x", "eventId": "e", "event": "peopleCreated", "resourceIds": [%s], "resourceIds": [%s]}'
+    elif quiet.crm == "bottlecrm":
+        body = b'{"event": "x", "id": "e", "event": "lead.created", "data": {"id": "%s", "id": "%s"}}'
     else:
         body = b'{"type": "x", "type": "lead.created", "data": {"id": "%s", "id": "%s"}}'
     assert quiet.post(body % (first.encode(), last.encode())).status == 200
@@ -194,7 +214,8 @@ _BODIES = st.one_of(
 # What a header of HTTP may hold (RFC 9110, 5.5); anything else the server itself refuses.
 _VALUES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0xFF, exclude_characters="\x7f\x80\x85\xa0"))
 _NAMES = st.sampled_from(
-    ["FUB-Signature", "webhook-id", "webhook-timestamp", "webhook-signature", "Content-Type", "User-Agent", "Accept",
+    ["FUB-Signature", "webhook-id", "webhook-timestamp", "webhook-signature", "X-BottleCRM-Signature",
+     "Content-Type", "User-Agent", "Accept",
      "Content-Encoding", "X-Forwarded-For", "X-Forwarded-Proto", "Cookie", "Authorization", "Referer", "X-Request-Id"]
 )  # fmt: skip
 _HEADERS = st.dictionaries(_NAMES, _VALUES, max_size=5)
@@ -262,6 +283,8 @@ def test_no_genuine_delivery_harms_the_worker(make_rig: Callable[..., Rig], crm:
         event = f"evt_{next(numbers)}"
         if crm == "followupboss":
             body: Any = {"event": "peopleCreated", "resourceIds": list(lead.values())} | {"eventId": event}
+        elif crm == "bottlecrm":
+            body = json.loads(bottlecrm.event_body("lead.created", event, lead | {"id": event}))
         else:
             body = {"type": "lead.created", "data": {"leads": [lead | {"id": event}]}}
         assert rig.post(json.dumps(body).encode(), event=event).status == 200

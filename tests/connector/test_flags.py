@@ -99,6 +99,7 @@ def test_rotation_off_takes_the_first_available_and_no_turn_and_on_again_the_lin
 
 
 def test_members_who_come_and_go_while_the_rotation_is_off_join_and_leave_the_line_when_it_is_on(rig: Rig) -> None:
+    rig.wait_chores()  # a reading of the agents would let Cy back at once
     assert [rig.assign(), rig.assign()] == [ANA, BEN]
     # Cy is owed a turn, and leaves before it is served.
     rig.sandbox.fault("lost_owner", method="PUT", times=2)

@@ -15,7 +15,7 @@ from functools import partial
 
 import pytest
 
-from connector import decide, flags, work
+from connector import decide, flags, replay, work
 from connector.database import make_engine, unit
 from connector.decide import Decider
 from connector.runtime import Runtime
@@ -33,6 +33,7 @@ OFFICE_HOURS = "{mon: ['09:00-17:00'], tue: ['09:00-17:00'], wed: ['09:00-17:00'
 def in_step(rig: Rig, refs: list[str] | None = None, queue: str = "All") -> None:
     """The CRM, the turns, the position and the ledger say the same."""
     rig.settle_owners()
+    assert rig.sandbox.errors() == []
     turns = rig.turns(queue)
     assert rig.position(queue) == len(turns)
     if refs is not None:
@@ -198,7 +199,11 @@ def test_19_one_lead_by_webhook_sweep_and_console_at_once_is_assigned_once(rig: 
     rig.sandbox.pause_dispatch()
     # Old enough for the sweep, which leaves the youngest leads to their webhooks.
     ref = rig.create(created=datetime.now(UTC) - timedelta(minutes=10))
-    together(rig.sandbox.resume_dispatch, lambda: rig.run_chore("sweep"), lambda: rig.feed("console", ref))
+    together(
+        rig.sandbox.resume_dispatch,
+        lambda: rig.run_chore("sweep"),
+        lambda: replay.route(rig.runtime, rig.tenant, ref, None),
+    )
     assert rig.wait_owner(ref) == ANA
     rig.settle_owners()
     assert rig.assignments(ref) == [(ANA, "active")]
@@ -323,14 +328,22 @@ def test_31_both_ids_of_one_person_at_once_go_to_one_agent(make_rig: Callable[..
 def test_33_every_way_in_shares_one_line(rig: Rig) -> None:
     refs = [rig.create()]
     assert rig.wait_owner(refs[0]) == ANA
-    rig.run_chore("sweep")
+    rig.settle_owners()
+    rig.sandbox.fault("status", method="GET", path="/people$", status=400, times=1)
+    refs.append(rig.create())
+    until(lambda: rig.alarms() == {"event_parked"}, what="a parked event")
+    (again,) = replay.replay_all(rig.runtime, rig.tenant)
+    assert again.again
+    assert rig.wait_owner(refs[1]) == BEN
     rig.sandbox.webhook_faults(drop=1.0)
-    refs += [rig.create() for _ in range(3)]
-    for source, ref in zip(("sweep", "replay", "console"), refs[1:], strict=True):
-        rig.feed(source, ref)
-        rig.wait_owner(ref)
-    assert rig.owners(refs) == [ANA, BEN, CY, ANA]
+    refs.append(rig.create(created=datetime.now(UTC) - timedelta(minutes=10)))
+    rig.run_chore("sweep")
+    assert rig.wait_owner(refs[2]) == CY
+    refs.append(rig.create())
+    replay.route(rig.runtime, rig.tenant, refs[3], None)
+    assert rig.owner(refs[3]) == ANA
     in_step(rig, refs)
+    assert rig.one("SELECT count(DISTINCT source) FROM deliveries WHERE tenant_id = :t") == 3
 
 
 def test_35_another_automation_is_noticed_and_not_fought(rig: Rig) -> None:

