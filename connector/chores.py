@@ -217,6 +217,7 @@ def _held(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
     again = 15.0
     with unit(runtime.engine) as (conn, db_now):
         row = store.tenant_row(conn, tenant_id)
+        subjects = _lock_held_alarms(conn, tenant_id)
         s, owner = t.lead_roles.c, t.lead_roles.alias("owner").c
         # A collaborator is waited for as long as the owner is ours.
         owned = sa.exists().where(
@@ -226,7 +227,8 @@ def _held(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
         held = sa.and_(s.tenant_id == tenant_id, s.state == "held", sa.or_(s.role == Role.OWNER.value, owned))
         waiting = {(w.role, w.queue_id) for w in conn.execute(sa.select(s.role, s.queue_id).where(held).distinct())}
         queues = store.load_queues(conn, tenant_id, row.flags, {q for _, q in waiting if q})
-        _close_held_alarms(conn, tenant_id, {queues[q].name if q in queues else "no queue" for _, q in waiting})
+        for subject in subjects - {queues[q].name if q in queues else "no queue" for _, q in waiting}:
+            close_alarm(conn, tenant_id, "leads_held", subject)
         if not waiting:
             return 900.0, {"wanted": call.wanted, "round": 0}
         members = {p.agent_id for q in queues.values() for p in q.line.places}
@@ -271,13 +273,20 @@ def _feed_oldest(conn: sa.Connection, tenant_id: UUID, role: Role, which: sa.Col
     return len(oldest) == _HELD_BATCH
 
 
-def _close_held_alarms(conn: sa.Connection, tenant_id: UUID, waiting: set[str]) -> None:
+def _lock_held_alarms(conn: sa.Connection, tenant_id: UUID) -> set[str]:
+    """The subjects of the open alarms about held leads, locked.
+
+    Protects: an alarm that is opened, or counted up, while we look. Locked before it is read who waits, an alarm's lead
+    is seen waiting, or its decision waits for us and opens a new one. Waiting is right: a decision is short.
+    """
     c = alarms.c
-    subjects = conn.execute(
-        sa.select(c.subject).where(c.tenant_id == tenant_id, c.kind == "leads_held", c.closed_at.is_(None))
-    ).scalars()
-    for subject in set(subjects) - waiting:
-        close_alarm(conn, tenant_id, "leads_held", subject)
+    rows = conn.execute(
+        sa.select(c.subject)
+        .where(c.tenant_id == tenant_id, c.kind == "leads_held", c.closed_at.is_(None))
+        .order_by(c.alarm_id)
+        .with_for_update()
+    )
+    return set(rows.scalars())
 
 
 # -- audit, retention -------------------------------------------------------------------------------------------

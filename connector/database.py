@@ -85,6 +85,27 @@ def at_once(engine: sa.Engine, statement: sa.TextClause, values: Mapping[str, ob
 
 
 @contextmanager
+def at_rest(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A connection for plain reads, each a transaction of its own: no BEGIN and no ROLLBACK to wait for."""
+    with engine.connect() as conn:
+        yield conn.execution_options(isolation_level="AUTOCOMMIT")
+
+
+@contextmanager
+def pipelined(conn: sa.Connection) -> Iterator[None]:
+    """Send the statements of this block without waiting for each answer; their errors come at its end.
+
+    For statements whose results nobody looks at: a unit's inserts are many and each wait is a round trip.
+    """
+    driver: Any = conn.connection.driver_connection  # psycopg's own connection, beneath SQLAlchemy's
+    try:
+        with driver.pipeline():
+            yield
+    except psycopg.Error as error:
+        raise DBAPIError.instance(None, None, error, psycopg.Error, dialect=conn.dialect) from error
+
+
+@contextmanager
 def unit(engine: sa.Engine, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[tuple[sa.Connection, datetime]]:
     """One transaction, READ COMMITTED, with its time-outs. Yields the connection and the database's time."""
     with engine.begin() as conn:

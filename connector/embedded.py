@@ -12,8 +12,8 @@ Three file locks keep threads and processes in step. The kernel drops each when 
   process of the server lives; when it is free, none does. A pid file alone cannot tell.
 
 PostgreSQL refuses to run as root. Started by root, the server runs as the system user ``turnlock`` if there is one,
-else ``nobody``. What that user cannot reach goes below :data:`~connector.embedded_cluster.SHARED`: a copy of the binaries, and a data folder to
-which ``data`` in the home folder is then a link. Folders that exist already keep their modes.
+else ``nobody``. What that user cannot reach goes below :data:`~connector.embedded_cluster.SHARED`: a copy of the
+binaries, and a data folder to which ``data`` in the home folder is then a link. Folders that exist keep their modes.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from adapters.base import Capability
 from connector import work
 from connector.agents import MAX_REFUSALS
 from connector.alarms import open_alarm
-from connector.database import new_id, unit
+from connector.database import new_id, pipelined, unit
 from connector.runtime import Runtime
 from routing import saving, store
 from routing import tables as t
@@ -37,56 +37,61 @@ def confirm(runtime: Runtime, job: Job, lead: Lead) -> None:
         store.lock_leads(conn, tenant_id, [row.lead_id])
         if not work.end_outbox(conn, tenant_id, job.lease, row.outbox_id, state="confirmed", sent=True):
             return
-        s, a = t.lead_roles.c, t.assignments.c
-        c = t.leads.c
-        version = conn.execute(
-            sa.update(t.leads)
-            .where(c.tenant_id == tenant_id, c.lead_id == row.lead_id)
-            .values(version=c.version + 1)
-            .returning(c.version)
-        ).scalar_one()
-        conn.execute(
-            sa.update(t.lead_roles)
-            .where(s.tenant_id == tenant_id, s.lead_id == row.lead_id, s.role == role.value, s.epoch == row.epoch)
-            .values(confirmed_version=version)
-        )
-        conn.execute(
-            sa.update(t.assignments)
-            .where(
-                a.tenant_id == tenant_id,
-                a.lead_id == row.lead_id,
-                a.role == role.value,
-                a.state == "active",
-                a.epoch == row.epoch,
-            )
-            .values(confirmed_at=now)
-        )
-        g = t.agents.c
-        conn.execute(
-            sa.update(t.agents)
-            .where(g.tenant_id == tenant_id, g.agent_id == row.agent_id, g.refusals > 0)
-            .values(refusals=0, refused_at=None)
-        )
+        with pipelined(conn):
+            _confirmed(conn, job, role, now)
         capabilities = job.adapter.capabilities
-        if role is Role.OWNER and Capability.NOTES in capabilities:
-            conn.execute(
-                sa.insert(t.outbox).values(
-                    tenant_id=tenant_id,
-                    outbox_id=new_id(),
-                    lead_id=row.lead_id,
-                    role=role.value,
-                    epoch=row.epoch,
-                    kind="note",
-                    decision_id=row.decision_id,
-                    agent_id=row.agent_id,
-                )
-            )
         if role is Role.OWNER and Capability.COLLABORATORS in capabilities:
             plan = runtime.plan(conn, store.tenant_row(conn, tenant_id))
             if plan.rules.compiled(Role.COLLABORATOR):
                 work.enqueue(conn, tenant_id, "again", [(job.lead_ref, row.lead_id)], kind="collaborators")
         work.wake_events_of(conn, tenant_id, row.lead_id)
     runtime.wake(tenant_id)
+
+
+def _confirmed(conn: sa.Connection, job: Job, role: Role, now: datetime) -> None:
+    row, tenant_id = job.row, job.tenant.tenant_id
+    c, s, a = t.leads.c, t.lead_roles.c, t.assignments.c
+    conn.execute(
+        sa.update(t.leads)
+        .where(c.tenant_id == tenant_id, c.lead_id == row.lead_id)
+        .values(version=c.version + 1)
+    )
+    version = sa.select(c.version).where(c.tenant_id == tenant_id, c.lead_id == row.lead_id).scalar_subquery()
+    conn.execute(
+        sa.update(t.lead_roles)
+        .where(s.tenant_id == tenant_id, s.lead_id == row.lead_id, s.role == role.value, s.epoch == row.epoch)
+        .values(confirmed_version=version)
+    )
+    conn.execute(
+        sa.update(t.assignments)
+        .where(
+            a.tenant_id == tenant_id,
+            a.lead_id == row.lead_id,
+            a.role == role.value,
+            a.state == "active",
+            a.epoch == row.epoch,
+        )
+        .values(confirmed_at=now)
+    )
+    g = t.agents.c
+    conn.execute(
+        sa.update(t.agents)
+        .where(g.tenant_id == tenant_id, g.agent_id == row.agent_id, g.refusals > 0)
+        .values(refusals=0, refused_at=None)
+    )
+    if role is Role.OWNER and Capability.NOTES in job.adapter.capabilities:
+        conn.execute(
+            sa.insert(t.outbox).values(
+                tenant_id=tenant_id,
+                outbox_id=new_id(),
+                lead_id=row.lead_id,
+                role=role.value,
+                epoch=row.epoch,
+                kind="note",
+                decision_id=row.decision_id,
+                agent_id=row.agent_id,
+            )
+        )
 
 
 def supersede(runtime: Runtime, job: Job, owner_ref: str | None, *, sent: bool) -> None:

@@ -5,6 +5,7 @@ Nothing here holds a lock or a transaction while it calls out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert
 from adapters.base import Adapter, EventKind
 from adapters.client import Client
 from adapters.outcome import CrmError, Outcome
-from connector.database import new_id, unit
+from connector.database import at_once, at_rest, new_id, pipelined, unit
 from connector.runtime import Runtime, Tenant
 from routing import tables as t
 from routing.facts import identity_digests, lead_from_json, lead_to_json, rule_digest
@@ -88,7 +89,7 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
             missing.append((row, None))
         else:
             refs[row.event_id] = ref
-    with runtime.engine.connect() as conn:
+    with at_rest(runtime.engine) as conn:
         # Before the reading: a lead whose version rises while the CRM answers is read again, never decided on this.
         known = known_leads(conn, tenant.tenant_id, sorted(set(refs.values())))
         complete = _payload_is_complete(runtime, conn, tenant)
@@ -170,34 +171,73 @@ def _remember(
 ) -> dict[str, UUID]:
     """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits."""
     ids = {ref: known[ref].lead_id for ref in leads if ref in known}
+    fresh = {ref: lead for ref, lead in leads.items() if ref not in known}
+    stored = _store_fresh(runtime, tenant.tenant_id, fresh)
+    changed = {ref: lead for ref, lead in leads.items() if ref not in stored}
+    if changed:
+        with at_rest(runtime.engine) as conn:  # another worker may have stored some of them first
+            ids |= {ref: found.lead_id for ref, found in known_leads(conn, tenant.tenant_id, list(changed)).items()}
+        _store_facts(runtime, tenant.tenant_id, changed, ids)
+    return ids | stored
+
+
+# One statement and one round trip for leads never seen before: lead, ref, facts and identities, all or nothing. Refs go
+# in by the order of their bytes (collation C), so that two workers wait for each other one way round. A ref that is
+# taken gives no row, and then nothing of its lead is stored here.
+_FRESH = sa.text(
+    """
+    WITH given AS (
+        SELECT * FROM unnest(
+            CAST(:refs AS text[]), CAST(:ids AS uuid[]), CAST(:created AS timestamptz[]), CAST(:facts AS jsonb[])
+        ) AS g(ref, lead_id, crm_created_at, facts)
+    ), pairs AS (
+        SELECT * FROM unnest(CAST(:digests AS bytea[]), CAST(:owners AS uuid[])) AS p(digest, lead_id)
+    ), stored AS (
+        INSERT INTO lead_refs (tenant_id, ref, lead_id)
+        SELECT :tenant, ref, lead_id FROM given ORDER BY ref COLLATE "C"
+        ON CONFLICT (tenant_id, ref) DO NOTHING
+        RETURNING ref, lead_id
+    ), lead AS (
+        INSERT INTO leads (tenant_id, lead_id, crm_created_at)
+        SELECT :tenant, lead_id, crm_created_at FROM given JOIN stored USING (lead_id)
+    ), fact AS (
+        INSERT INTO lead_facts (tenant_id, lead_id, facts) SELECT :tenant, lead_id, facts FROM given
+        JOIN stored USING (lead_id)
+    ), identity AS (
+        INSERT INTO identities (tenant_id, digest)
+        SELECT DISTINCT CAST(:tenant AS uuid), digest FROM pairs JOIN stored USING (lead_id) ORDER BY digest
+        ON CONFLICT (tenant_id, digest) DO NOTHING
+    ), belongs AS (
+        INSERT INTO lead_identities (tenant_id, digest, lead_id)
+        SELECT :tenant, digest, lead_id FROM pairs JOIN stored USING (lead_id)
+    )
+    SELECT ref, lead_id FROM stored
+    """
+)
+
+
+def _store_fresh(runtime: Runtime, tenant_id: UUID, leads: Mapping[str, Lead]) -> dict[str, UUID]:
+    """Store leads that were not known; the ids of those that were indeed new."""
     if not leads:
-        return ids
-    tenant_id = tenant.tenant_id
-    with unit(runtime.engine) as (conn, now):
-        fresh = {ref: new_id() for ref in leads if ref not in known}
-        if fresh:
-            conn.execute(
-                sa.insert(t.leads),
-                [
-                    {"tenant_id": tenant_id, "lead_id": lead_id, "crm_created_at": leads[ref].created_at}
-                    for ref, lead_id in fresh.items()
-                ],
-            )
-            # In the order of the bytes on both sides (collation C), so that two workers wait one way round.
-            conn.execute(
-                insert(t.lead_refs).on_conflict_do_nothing(index_elements=["tenant_id", "ref"]),
-                [
-                    {"tenant_id": tenant_id, "ref": ref, "lead_id": fresh[ref]}
-                    for ref in sorted(fresh, key=lambda r: r.encode("utf-8"))
-                ],
-            )
-            stored = known_leads(conn, tenant_id, list(fresh))
-            ids |= {ref: found.lead_id for ref, found in stored.items()}
-            lost = [lead_id for ref, lead_id in fresh.items() if ids[ref] != lead_id]
-            if lost:  # another worker stored this lead first
-                c = t.leads.c
-                conn.execute(sa.delete(t.leads).where(c.tenant_id == tenant_id, c.lead_id.in_(lost)))
-        facts = insert(t.lead_facts)
+        return {}
+    ids = {ref: new_id() for ref in leads}
+    pairs = [(digest, ids[ref]) for ref, lead in leads.items() for digest in identity_digests(tenant_id, lead)]
+    values = {
+        "tenant": tenant_id,
+        "refs": list(leads),
+        "ids": list(ids.values()),
+        "created": [lead.created_at for lead in leads.values()],
+        "facts": [json.dumps(lead_to_json(lead)) for lead in leads.values()],
+        "digests": [digest for digest, _ in pairs],
+        "owners": [lead_id for _, lead_id in pairs],
+    }
+    return {row.ref: row.lead_id for row in at_once(runtime.engine, _FRESH, values)}
+
+
+def _store_facts(runtime: Runtime, tenant_id: UUID, leads: Mapping[str, Lead], ids: Mapping[str, UUID]) -> None:
+    """Store what is now known of leads that Turnlock had; an older reading never replaces a newer one."""
+    facts = insert(t.lead_facts)
+    with unit(runtime.engine) as (conn, now), pipelined(conn):
         conn.execute(
             facts.on_conflict_do_update(
                 index_elements=["tenant_id", "lead_id"],
@@ -221,4 +261,3 @@ def _remember(
                 insert(t.lead_identities).on_conflict_do_nothing(),
                 [{"tenant_id": tenant_id, "digest": digest, "lead_id": lead_id} for digest, lead_id in pairs],
             )
-    return ids

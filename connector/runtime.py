@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,6 +47,18 @@ class Tenant:
         return registry.adapter(self.crm)
 
 
+_SECRETS_FRESH = 2.0
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A thread's client for one tenant, with what it was made for and when its secrets were read."""
+
+    said: tuple[object, ...]
+    client: Client
+    read_at: float
+
+
 class Runtime:
     """One per process. Safe to share between threads."""
 
@@ -58,6 +71,8 @@ class Runtime:
         self.life = Life()
         # Hooks as accept read them last, by the hash of their token.
         self.hooks: dict[bytes, Any] = {}
+        # How often this process set or removed a secret: what was read before that is read again.
+        self.secrets_set = 0
         # The instant at which availability is judged, from the database's time; tests move it.
         self.clock: Callable[[datetime], datetime] = lambda now: now
         self._plans: dict[UUID, tuple[tuple[int, int], Plan]] = {}
@@ -65,6 +80,11 @@ class Runtime:
         self._local = threading.local()
         # What to do when the database is lost: the embedded one is looked after by whoever started it.
         self.database_lost: Callable[[], None] = lambda: None
+
+    def forget_secrets(self) -> None:
+        """A secret was set or removed: neither hooks nor clients of this process go on with the old ones."""
+        self.hooks.clear()
+        self.secrets_set += 1
 
     def stages(self, conn: sa.Connection) -> frozenset[Flag]:
         """The capabilities whose columns the database has. Revisions only add, so a full set is remembered."""
@@ -120,12 +140,17 @@ class Runtime:
 
     def client(self, conn: sa.Connection, tenant: Tenant) -> Client:
         """The client for this tenant's CRM: one per thread, made anew when address or credentials change."""
+        kept: dict[UUID, _Kept] = self._local.__dict__.setdefault("clients", {})
+        last = kept.get(tenant.tenant_id)
+        said = (tenant.base_url, tuple(sorted(tenant.parameters.items())), self.secrets_set)
+        # Secrets change hardly ever: they are read every two seconds, not for every call.
+        if last is not None and last.said == said and time.monotonic() - last.read_at < _SECRETS_FRESH:
+            return last.client
         newest = {name: values[0] for name, values in self.secrets(conn, tenant).items()}
         credentials = Credentials(parameters=tenant.parameters, secrets=newest)
-        key = (tenant.base_url, tuple(sorted(tenant.parameters.items())), tuple(sorted(newest.items())))
-        kept: dict[UUID, tuple[object, Client]] = self._local.__dict__.setdefault("clients", {})
-        if tenant.tenant_id in kept and kept[tenant.tenant_id][0] == key:
-            return kept[tenant.tenant_id][1]
+        if last is not None and (last.said, last.client.credentials) == (said, credentials):
+            last.read_at = time.monotonic()
+            return last.client
         adapter = tenant.adapter
         base_url = tenant.base_url or adapter.default_base_url
         if base_url is None:
@@ -138,5 +163,5 @@ class Runtime:
             allow_private_hosts=self.settings.allow_private_hosts,
             refine=adapter.refine,
         )
-        kept[tenant.tenant_id] = (key, client)
+        kept[tenant.tenant_id] = _Kept(said, client, time.monotonic())
         return client

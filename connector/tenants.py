@@ -103,7 +103,7 @@ def set_secret(runtime: Runtime, tenant: Tenant, name: str, value: str, *, at_on
                 .values(retires_at=sa.func.clock_timestamp() + sa.cast(OLD_SECRET_LIVES, sa.Interval))
             )
         _store_secret(runtime, conn, tenant.tenant_id, name, value)
-    runtime.hooks.clear()
+    runtime.forget_secrets()
 
 
 def check_keys(runtime: Runtime) -> None:
@@ -208,7 +208,7 @@ def uninstall(runtime: Runtime, tenant: Tenant, *, force: bool = False) -> int:
             .values(status="removed", sending=False, name=f"{tenant.name} (removed {tenant.tenant_id.hex[-12:]})")
         )
         conn.execute(sa.delete(secrets).where(secrets.c.tenant_id == tenant.tenant_id))
-    runtime.hooks.clear()
+    runtime.forget_secrets()
     return removed
 
 

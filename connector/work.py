@@ -183,6 +183,31 @@ def end_events(
     ).rowcount
 
 
+def end_decided(conn: sa.Connection, tenant_id: UUID, lease: UUID, done: Sequence[tuple[UUID, UUID, str]]) -> int:
+    """Close decided events (event, lead, reason) that this lease holds, in one statement; how many it still held."""
+    if not done:
+        return 0
+    e = events.c
+    given = sa.func.unnest(
+        sa.cast([event_id for event_id, _, _ in done], sa.ARRAY(sa.Uuid)),
+        sa.cast([lead_id for _, lead_id, _ in done], sa.ARRAY(sa.Uuid)),
+        sa.cast([reason for _, _, reason in done], sa.ARRAY(sa.Text)),
+    ).table_valued("event_id", "lead_id", "reason").render_derived(name="given")
+    return conn.execute(
+        sa.update(events)
+        .where(e.tenant_id == tenant_id, e.event_id == given.c.event_id, e.lease == lease, e.state == "waiting")
+        .values(
+            state="done",
+            reason=given.c.reason,
+            lead_id=given.c.lead_id,
+            payload=None,  # personal data is kept in lead_facts alone
+            closed_at=_CLOCK,
+            lease=None,
+            leased_until=None,
+        )
+    ).rowcount
+
+
 def return_events(
     conn: sa.Connection,
     tenant_id: UUID,
@@ -417,15 +442,19 @@ def shut_breaker(conn: sa.Connection, tenant_id: UUID, *, seconds: float, reason
     )
 
 
+def breaker_left(tenant_id: UUID, lane: str = "all") -> sa.ScalarSelect[Any]:
+    """Seconds until calls of this lane may go out to the CRM again, as part of a query; null or below 0: now."""
+    b = breakers.c
+    return (
+        sa.select(sa.func.max(sa.extract("epoch", b.open_at - _CLOCK)))
+        .where(b.tenant_id == tenant_id, b.lane.in_({"all", lane}))
+        .scalar_subquery()
+    )
+
+
 def breaker_wait(conn: sa.Connection, tenant_id: UUID, lane: str = "all") -> float:
     """Seconds until calls of this lane may go out to the tenant's CRM again; 0 when they may now."""
-    b = breakers.c
-    left = conn.execute(
-        sa.select(sa.func.max(sa.extract("epoch", b.open_at - _CLOCK))).where(
-            b.tenant_id == tenant_id, b.lane.in_({"all", lane})
-        )
-    ).scalar_one_or_none()
-    return max(0.0, float(left or 0))
+    return max(0.0, float(conn.execute(sa.select(breaker_left(tenant_id, lane))).scalar_one() or 0))
 
 
 def may_send(conn: sa.Connection, tenant_id: UUID, lane: str = "all") -> bool:

@@ -142,6 +142,7 @@ class Worker:
         """Claim nothing more, finish what is in hand, give the rest back. False if something was still running."""
         self._stopping.set()
         self._board.kick()
+        self._look_now.set()
         ends = time.monotonic() + drain
         for thread in self._threads:
             thread.join(max(0.0, ends - time.monotonic()))

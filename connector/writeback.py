@@ -23,14 +23,14 @@ from adapters.outcome import CrmError, Outcome
 from connector import log, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
-from connector.database import is_contention, is_outage, unit
+from connector.database import at_rest, is_contention, is_outage, unit
 from connector.endings import confirm, gone, refuse, stale, supersede
 from connector.notes import note_text
 from connector.runtime import Runtime, Tenant
 from connector.tables import breakers
 from routing import tables as t
 from routing.model import AgentSeen, Lead, Role, UnassignedDefinition
-from routing.store import tenant_row
+from routing.store import unassigned_definition
 
 # Several CRMs accept an inactive owner with 200: an agent not read for this long is read again before the write.
 _AGENT_FRESH = timedelta(seconds=60)
@@ -65,6 +65,7 @@ class Job:
     epoch: int
     definition: UnassignedDefinition
     breaker_failures: int
+    wait: float
     now: datetime
     deadline: float
 
@@ -101,7 +102,7 @@ class Sender:
 
     def send_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> None:
         """Send a row that was born leased. Nothing happens when the lease is over or sending was stopped."""
-        with self._runtime.engine.connect() as conn:
+        with at_rest(self._runtime.engine) as conn:
             row = work.leased_outbox(conn, tenant_id, lease, outbox_id)
         if row is not None:
             self._send(tenant_id, lease, row)
@@ -114,12 +115,11 @@ class Sender:
         tenant: Tenant | None = None
         self._sent, self._empty_writes = bool(row.sent), row.empty_writes
         try:
-            with self._runtime.engine.connect() as conn:
-                tenant = self._runtime.tenant(conn, tenant_id)
-                wait = work.breaker_wait(conn, tenant_id)
-                job = self._job(conn, tenant, lease, row) if not wait else None
-            if job is None:
-                self._return(tenant_id, lease, row, after=wait, counts=False, reason="crm_paused")
+            with at_rest(self._runtime.engine) as conn:
+                job = self._job(conn, tenant_id, lease, row)
+            tenant = job.tenant
+            if job.wait:
+                self._return(tenant_id, lease, row, after=job.wait, counts=False, reason="crm_paused")
                 return
             {"owner": self._owner, "collaborator": self._collaborator, "note": self._note}[row.kind](job)
             if job.breaker_failures:
@@ -142,9 +142,8 @@ class Sender:
             self._sent = True  # an answer that nobody foresaw: the write may well have been applied
             self._return(tenant_id, lease, row, after=5.0, counts=True, reason="fault")
 
-    def _job(self, conn: sa.Connection, tenant: Tenant, lease: UUID, row: sa.Row[Any]) -> Job:
-        lr, ar, a, s, b = t.lead_refs.c, t.agent_refs.c, t.agents.c, t.lead_roles.c, breakers.c
-        tenant_id = tenant.tenant_id
+    def _job(self, conn: sa.Connection, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> Job:
+        lr, ar, a, s, b, c = t.lead_refs.c, t.agent_refs.c, t.agents.c, t.lead_roles.c, breakers.c, t.tenants.c
 
         def agent_ref(agent_id: Any) -> Any:
             return (
@@ -157,7 +156,16 @@ class Sender:
 
         found = conn.execute(
             sa.select(
+                c.tenant_id,
+                c.name,
+                c.crm,
+                c.base_url,
+                c.parameters,
+                c.status,
+                c.sending,
+                c.unassigned,
                 sa.func.clock_timestamp().label("now"),
+                work.breaker_left(tenant_id).label("wait"),
                 # A merge adds a ref: the newest is the one the CRM answers to.
                 sa.select(lr.ref)
                 .where(lr.tenant_id == tenant_id, lr.lead_id == row.lead_id)
@@ -179,8 +187,9 @@ class Sender:
                 .where(b.tenant_id == tenant_id, b.lane == "all")
                 .scalar_subquery()
                 .label("failures"),
-            )
+            ).where(c.tenant_id == tenant_id)
         ).one()
+        tenant = Tenant(*found[:7])
         return Job(
             row=row,
             tenant=tenant,
@@ -191,7 +200,8 @@ class Sender:
             agent_seen_at=found.seen_at,
             expects_ref=found.expects_ref,
             epoch=found.epoch,
-            definition=tenant_row(conn, tenant_id).unassigned,
+            definition=unassigned_definition(found.unassigned),
+            wait=max(0.0, float(found.wait or 0)),
             breaker_failures=found.failures or 0,
             now=found.now,
             deadline=time.monotonic() + work.LEASE.total_seconds() - _LEASE_MARGIN,
@@ -345,9 +355,8 @@ class Sender:
                 self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
             return
         if outcome is Outcome.GONE:
-            with self._runtime.engine.connect() as conn:
-                tenant = self._runtime.tenant(conn, tenant_id)
-                job = self._job(conn, tenant, lease, row)
+            with at_rest(self._runtime.engine) as conn:
+                job = self._job(conn, tenant_id, lease, row)
             if row.kind == "note":
                 stale(self._runtime, job, "gone")
             else:

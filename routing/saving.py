@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,6 +19,9 @@ from routing.model import Reason, Role
 from routing.rotation import Line
 from routing.store import RoleRow
 
+Rows = Sequence[dict[str, Any]]
+#: How a run of statements whose results nobody looks at is sent: one by one, or as the caller's driver can.
+Batch = Callable[[], AbstractContextManager[None]]
 #: A ledger gets a checkpoint at least this often (turns), so that an audit never reads much more than that.
 CHECKPOINT_EVERY = 1000
 
@@ -86,12 +90,14 @@ def save_lines(
     after: Mapping[UUID, Line],
     drafts: Mapping[UUID, Sequence[Draft]],
     now: datetime,
+    batch: Batch = nullcontext,
 ) -> None:
     """Write the moved lines and their ledger entries. Call with the queues locked.
 
     Raises :class:`LostGuard` if a position is not what was read under the lock.
     """
     entries: list[dict[str, Any]] = []
+    moved: dict[UUID, int] = {}
     for queue_id, line in after.items():
         old = before[queue_id].line
         news = list(drafts.get(queue_id, ()))
@@ -99,9 +105,7 @@ def save_lines(
             continue
         if line.position // CHECKPOINT_EVERY > old.position // CHECKPOINT_EVERY:
             news.append(Draft(Kind.CHECKPOINT, "turnlock", checkpoint(line)))
-        seq = _move_queue(conn, tenant_id, queue_id, old, line, len(news))
-        _move_places(conn, tenant_id, queue_id, old, line)
-        _move_owed(conn, tenant_id, queue_id, old, line, seq)
+        seq = moved[queue_id] = _move_queue(conn, tenant_id, queue_id, old, line, len(news))
         entries += [
             {
                 "tenant_id": tenant_id,
@@ -115,8 +119,12 @@ def save_lines(
             }
             for number, draft in enumerate(news, 1)
         ]
-    if entries:
-        conn.execute(sa.insert(t.ledger), entries)
+    with batch():
+        for queue_id, seq in moved.items():
+            _move_places(conn, tenant_id, queue_id, before[queue_id].line, after[queue_id])
+            _move_owed(conn, tenant_id, queue_id, before[queue_id].line, after[queue_id], seq)
+        if entries:
+            conn.execute(sa.insert(t.ledger), entries)
 
 
 def _move_queue(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line, line: Line, entries: int) -> int:
@@ -203,6 +211,7 @@ def save_decisions(
     lease: UUID | None,
     lease_for: timedelta,
     send_at_once: int,
+    batch: Batch = nullcontext,
 ) -> tuple[list[Ordered], dict[UUID, list[Draft]]]:
     """Decisions, assignments, turns, standings and outbox of one unit; also the ledger drafts of its turns.
 
@@ -305,6 +314,20 @@ def save_decisions(
                 }
             )
             ordered.append(Ordered(outbox_id, d.lead_id, d.agent_id, leased))
+    with batch():
+        _write(conn, tenant_id, decisions, roles, assignments, turns, outbox)
+    return ordered, drafts
+
+
+def _write(
+    conn: sa.Connection,
+    tenant_id: UUID,
+    decisions: Rows,
+    roles: Rows,
+    assignments: Rows,
+    turns: Rows,
+    outbox: Rows,
+) -> None:
     if decisions:
         conn.execute(sa.insert(t.decisions), decisions)
         conn.execute(_upsert_roles(), roles)
@@ -321,7 +344,6 @@ def save_decisions(
         conn.execute(sa.insert(t.turns), turns)
     if outbox:
         _insert_outbox(conn, outbox)
-    return ordered, drafts
 
 
 def _upsert_roles() -> Any:

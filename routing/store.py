@@ -6,7 +6,7 @@ the session would be handed back with the values it had before the lock was gran
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -69,6 +69,7 @@ class RoleRow:
     facts_digest: bytes | None
     releases: Sequence[str]
     since: datetime
+    open_write: bool = False
 
 
 # -- configuration ------------------------------------------------------------------------------------------
@@ -97,12 +98,17 @@ def tenant_row(conn: sa.Connection, tenant_id: UUID, *, share: bool = False) -> 
         flag_version=row.flag_version,
         flags=frozenset(Flag(f) for f in row.flags_on if f in known),
         default_queue_id=row.default_queue_id,
-        unassigned=UnassignedDefinition(
-            user_refs=frozenset(row.unassigned.get("users", ())),
-            pond_refs=frozenset(row.unassigned.get("ponds", ())),
-            include_unclaimed=bool(row.unassigned.get("unclaimed", False)),
-        ),
+        unassigned=unassigned_definition(row.unassigned),
         released=row.released,
+    )
+
+
+def unassigned_definition(stored: Mapping[str, Any]) -> UnassignedDefinition:
+    """The tenant's definition of "nobody has this lead" from its column."""
+    return UnassignedDefinition(
+        user_refs=frozenset(stored.get("users", ())),
+        pond_refs=frozenset(stored.get("ponds", ())),
+        include_unclaimed=bool(stored.get("unclaimed", False)),
     )
 
 
@@ -191,10 +197,13 @@ def lock_queues(conn: sa.Connection, tenant_id: UUID, queue_ids: Collection[UUID
 
 
 def load_roles(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> dict[tuple[UUID, Role], RoleRow]:
-    """Where these leads stand. Call with the leads locked."""
+    """Where these leads stand, and whether a write of theirs is not settled. Call with the leads locked."""
     if not lead_ids:
         return {}
-    c = t.lead_roles.c
+    c, o = t.lead_roles.c, t.outbox.c
+    open_write = sa.exists().where(
+        o.tenant_id == c.tenant_id, o.lead_id == c.lead_id, o.state.in_(("open", "parked")), o.kind != "note"
+    )
     rows = conn.execute(
         sa.select(
             c.lead_id,
@@ -209,6 +218,7 @@ def load_roles(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID])
             c.facts_digest,
             c.releases,
             c.since,
+            open_write.label("open_write"),
         ).where(c.tenant_id == tenant_id, c.lead_id == sa.any_(sa.cast(list(lead_ids), sa.ARRAY(sa.Uuid))))
     )
     found = {}

@@ -393,6 +393,11 @@ class Rig:
 
         until(ended, what=f"the chore {kind}")
 
+    def first_round(self) -> None:
+        """Wait until every chore has run once: from now on the calls to the CRM are those of the test."""
+        query = "SELECT count(*) FROM chores WHERE tenant_id = :t AND last_ok_at IS NULL"
+        until(lambda: self.one(query) == 0, what="a first run of every chore")
+
     def settle_owners(self, seconds: float = 30.0) -> None:
         """As :meth:`settle`, but notes may still be on their way: a CRM may take no more than one a second."""
         assert self.sandbox.wait_idle(seconds)

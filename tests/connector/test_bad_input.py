@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -193,7 +192,9 @@ def test_an_unknown_topic_is_ignored(quiet: Rig) -> None:
 
 # -- any bytes at all -------------------------------------------------------------------------------------------
 
-_SCALARS = st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(width=32) | st.text(max_size=20)
+# What databases and decoders stumble over stands close together: NUL, lone surrogates, the text that escapes them.
+_TEXT = st.text(max_size=20) | st.text(st.sampled_from("\x00\ud800\udfff\\u0000é😀\x1f"), max_size=9)
+_SCALARS = st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(width=32) | _TEXT
 _JSON = st.recursive(
     _SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
 )
@@ -221,6 +222,20 @@ _NAMES = st.sampled_from(
 _HEADERS = st.dictionaries(_NAMES, _VALUES, max_size=5)
 
 
+_GENUINE = st.dictionaries(_WORDS, _INNER, max_size=6)
+
+
+def genuine(crm: str, lead: dict[str, Any], event: str) -> bytes:
+    """A delivery as the CRM sends it, but for what is told of the lead."""
+    if crm == "followupboss":
+        body: Any = {"event": "peopleCreated", "eventId": event, "resourceIds": list(lead.values())}
+    elif crm == "bottlecrm":
+        body = json.loads(bottlecrm.event_body("lead.created", event, {"id": event} | lead))
+    else:
+        body = {"type": "lead.created", "data": {"leads": [{"id": event} | lead]}}
+    return json.dumps(body).encode()
+
+
 def allowed(method: str, known: bool, proven: bool) -> set[int]:
     """The statuses that a CRM may see."""
     if method != "POST":
@@ -237,7 +252,7 @@ def hurl(rig: Rig, examples: int) -> None:
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(
-        body=_BODIES,
+        body=_BODIES | st.builds(genuine, st.just(rig.crm), _GENUINE, st.uuids().map(str)),
         headers=_HEADERS,
         proven=st.booleans(),
         known=st.sampled_from([True, True, True, False]),
@@ -272,29 +287,26 @@ def test_ten_thousand_deliveries_of_any_bytes_do_not_make_the_door_fail(make_rig
 
 @pytest.mark.parametrize("crm", CRMS)
 def test_no_genuine_delivery_harms_the_worker(make_rig: Callable[..., Rig], crm: str) -> None:
-    rig = make_rig(crm=crm)
+    rig = make_rig(crm=crm, worker=False)
     rig.sandbox.webhook_faults(drop=1.0)
     numbers = iter(range(10_000))
-    inner = _INNER.filter(lambda value: value is not None)
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(st.dictionaries(_WORDS, inner, max_size=5))
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(_GENUINE)
     def deliver(lead: dict[str, Any]) -> None:
         event = f"evt_{next(numbers)}"
-        if crm == "followupboss":
-            body: Any = {"event": "peopleCreated", "resourceIds": list(lead.values())} | {"eventId": event}
-        elif crm == "bottlecrm":
-            body = json.loads(bottlecrm.event_body("lead.created", event, lead | {"id": event}))
-        else:
-            body = {"type": "lead.created", "data": {"leads": [lead | {"id": event}]}}
-        assert rig.post(json.dumps(body).encode(), event=event).status == 200
+        assert rig.post(genuine(crm, lead, event), event=event).status == 200
 
+    deliver()
+    ref = rig.create()
+    assert rig.post(rig.delivery(ref, event="last"), event="last").status == 200
+    # Only now: threads that draw random numbers would disturb the drawing of examples.
     with captured_logs() as logs:
-        deliver()
-        ref = rig.create()
-        assert rig.post(rig.delivery(ref, event="last"), event="last").status == 200
-        until(lambda: rig.owner(ref), 30, "an owner for the last lead")
-    assert not [line for line in logs.getvalue().splitlines() if "decision failed" in line or "fault" in line]
-    reasons = rig.rows(sa.text("SELECT DISTINCT reason FROM events WHERE state = 'parked' AND attempt > 0"))
-    assert reasons == []
+        rig.start_worker()
+        untouched = "SELECT count(*) FROM events WHERE state = 'waiting' AND (claims = 0 OR lease IS NOT NULL)"
+        until(lambda: not rig.one(untouched), 30, "a look at every event")
+        assert rig.wait_owner(ref)
+        rig.stop_worker()
+    assert not [line for line in logs.getvalue().splitlines() if json.loads(line)["level"] == "error"]
+    assert rig.one("SELECT count(*) FROM events WHERE attempt > 0") == 0
     rig.audit()

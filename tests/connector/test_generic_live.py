@@ -97,6 +97,7 @@ def test_a_human_who_is_quicker_than_our_write_wins(live: Rig) -> None:
 
 
 def test_a_write_that_was_only_refused_gives_the_turn_back(live: Rig) -> None:
+    live.first_round()
     live.sandbox.fault("hold", method="GET", path="/leads$", apply=True, times=1)
     ref = live.create()
     assert live.sandbox.wait_held()  # the reading before the write

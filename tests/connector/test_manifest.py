@@ -134,7 +134,7 @@ def test_a_crm_that_cannot_sign_needs_an_exemption() -> None:
     manifest = copy.deepcopy(load())
     claims = manifest["adapters"]["followupboss"]
     claims["capabilities"] = ["event_id"]
-    code = {"followupboss": Unsigned(), "generic": registry.adapter("generic")}
+    code = {name: registry.adapter(name) for name in registry.names()} | {"followupboss": Unsigned()}
     (problem,) = check(manifest, code)
     assert "claims signed_webhooks" in problem.what
     claims["exemptions"] = [{"claim": "signed_webhooks", "reason": "every lead is read again before anything is done"}]
@@ -152,7 +152,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _silver(tier: str = "silver", page: str | None = None) -> Manifest:
     manifest = copy.deepcopy(load())
-    manifest["adapters"].pop("generic")
+    manifest["adapters"] = {"followupboss": manifest["adapters"]["followupboss"]}
     manifest["adapters"]["followupboss"]["tier"] = tier
     if page:
         manifest["adapters"]["followupboss"]["docs"]["page"] = page

@@ -15,7 +15,7 @@ from functools import partial
 
 import pytest
 
-from connector import decide, flags, replay, work
+from connector import byhand, decide, flags, replay, work
 from connector.database import make_engine, unit
 from connector.decide import Decider
 from connector.runtime import Runtime
@@ -202,7 +202,7 @@ def test_19_one_lead_by_webhook_sweep_and_console_at_once_is_assigned_once(rig: 
     together(
         rig.sandbox.resume_dispatch,
         lambda: rig.run_chore("sweep"),
-        lambda: replay.route(rig.runtime, rig.tenant, ref, None),
+        lambda: byhand.route(rig.runtime, rig.tenant, ref, None, patience=20),
     )
     assert rig.wait_owner(ref) == ANA
     rig.settle_owners()
@@ -329,6 +329,7 @@ def test_33_every_way_in_shares_one_line(rig: Rig) -> None:
     refs = [rig.create()]
     assert rig.wait_owner(refs[0]) == ANA
     rig.settle_owners()
+    rig.first_round()
     rig.sandbox.fault("status", method="GET", path="/people$", status=400, times=1)
     refs.append(rig.create())
     until(lambda: rig.alarms() == {"event_parked"}, what="a parked event")
@@ -340,7 +341,7 @@ def test_33_every_way_in_shares_one_line(rig: Rig) -> None:
     rig.run_chore("sweep")
     assert rig.wait_owner(refs[2]) == CY
     refs.append(rig.create())
-    replay.route(rig.runtime, rig.tenant, refs[3], None)
+    byhand.route(rig.runtime, rig.tenant, refs[3], None, patience=20)
     assert rig.owner(refs[3]) == ANA
     in_step(rig, refs)
     assert rig.one("SELECT count(DISTINCT source) FROM deliveries WHERE tenant_id = :t") == 3
@@ -431,19 +432,19 @@ def decide_all(rig: Rig, leads: int, threads: int, before: Callable[[], object])
     together(*[run] * threads)
 
 
-def every_turn_once(rig: Rig, leads: int) -> None:
+def every_turn_once(rig: Rig, leads: int, *, even: bool = True) -> None:
     """Each lead has one agent and one turn, nothing failed on the way, and the ledger follows."""
     assert rig.one("SELECT count(*) FROM events WHERE tenant_id = :t AND state <> 'done'") == 0
     assert rig.most_tries() == 0
     assert len(rig.turns()) == rig.position() == leads
-    shares = Counter(rig.turns())
-    assert max(shares.values()) - min(shares.values()) <= 1
+    shares = Counter(rig.turns()).values()
+    assert not even or max(shares) - min(shares) <= 1
     assert rig.one("SELECT count(DISTINCT lead_id) FROM assignments WHERE tenant_id = :t AND state = 'active'") == leads
     rig.audit()
 
 
 def test_45_code_that_also_reads_the_queue_takes_every_turn_once(many: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "BATCH_DELIVERIES", 4)
+    monkeypatch.setattr(work, "BATCH_DELIVERIES", 5)
     decide_all(many, 400, 8, many.next_up)
     every_turn_once(many, 400)
 
@@ -453,29 +454,24 @@ def test_45_without_the_lock_the_same_run_fails(many: Rig, monkeypatch: pytest.M
     monkeypatch.setattr(store, "lock_queues", lambda conn, tenant_id, queue_ids: sorted(queue_ids))
     monkeypatch.setattr(work, "BATCH_DELIVERIES", 1)
     monkeypatch.setattr(decide, "_FAULT_TRIES", 1)
-    decide_all(many, 60, 8, many.next_up)
+    decide_all(many, 30, 8, many.next_up)
     with pytest.raises(AssertionError):
-        every_turn_once(many, 60)
+        every_turn_once(many, 30)
 
 
-def test_47_an_agent_who_comes_and_goes_gets_their_share_of_what_they_are_there_for(
-    make_rig: Callable[..., Rig],
-) -> None:
-    rig = make_rig("generic")
-    refs = []
+def test_47_an_agent_who_comes_and_goes_gets_their_share_of_what_they_are_there_for(many: Rig) -> None:
     for step in range(60):
-        rig.pause(BEN, step % 2 == 1)
-        refs.append(rig.create())
-        rig.wait_owner(refs[-1])
-    shares = Counter(rig.owners(refs))
+        many.pause(BEN, step % 2 == 1)
+        decide_all(many, 1, 1, lambda: None)
+    shares = Counter(many.turns())
     assert shares[BEN] == 15
     assert abs(shares[ANA] - shares[CY]) <= 1
-    in_step(rig, refs)
+    every_turn_once(many, 60, even=False)
 
 
 def test_49_sixteen_deciders_at_once_lose_no_lead(many: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "BATCH_DELIVERIES", 1)
-    monkeypatch.setattr(decide, "unit", partial(unit, lock_timeout="20ms"))
+    monkeypatch.setattr(decide, "unit", partial(unit, lock_timeout="100ms"))
     tenant_id = many.tenant.tenant_id
     queue_id = many.one("SELECT queue_id FROM queues WHERE tenant_id = :t")
 
@@ -485,7 +481,7 @@ def test_49_sixteen_deciders_at_once_lose_no_lead(many: Rig, monkeypatch: pytest
             busy = "SELECT count(*) FROM events WHERE tenant_id = :t AND reason = 'queue_busy'"
             until(lambda: many.one(busy) > 0, what="a lost race")
 
-    together(hold_until_races_are_lost, lambda: decide_all(many, 48, 16, lambda: None))
+    together(hold_until_races_are_lost, lambda: decide_all(many, 40, 16, lambda: None))
     assert many.one("SELECT max(claims) FROM events WHERE tenant_id = :t") > 1
-    every_turn_once(many, 48)
+    every_turn_once(many, 40)
     assert many.alarms() == set()

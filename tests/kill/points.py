@@ -65,23 +65,31 @@ class Freezer:
             try:
                 conn.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
                 conn.execute("SELECT pg_reload_conf()")
-                # The server takes it up a moment later; a commit of ours that does not return is the sign.
-                held = "SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = %s"
-                ends = time.monotonic() + 1.0
-                while time.monotonic() < ends:
-                    probe.pgconn.send_query(b"SELECT pg_logical_emit_message(true, 'probe', '')")
-                    time.sleep(0.02)
-                    row = conn.execute(held, [probe.info.backend_pid]).fetchone()
-                    if row is not None and row[0]:
-                        break
-                    while probe.pgconn.get_result() is not None:
-                        pass
+                self._wait_held(conn, probe)
                 yield
             finally:
                 conn.execute("ALTER SYSTEM RESET synchronous_standby_names")
                 conn.execute("SELECT pg_reload_conf()")
                 while probe.pgconn.get_result() is not None:
                     pass
+
+    def _wait_held(self, conn: psycopg.Connection[Any], probe: psycopg.Connection[Any]) -> None:
+        """The server takes the setting up a moment later: the sign is a commit of ours that does not return."""
+        held = "SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = %s"
+        ends = time.monotonic() + 1.5
+        sent = False
+        while time.monotonic() < ends:
+            if not sent:
+                probe.pgconn.send_query(b"SELECT pg_logical_emit_message(true, 'probe', '')")
+                sent = True
+            time.sleep(0.01)
+            row = conn.execute(held, [probe.info.backend_pid]).fetchone()
+            if row is not None and row[0]:
+                return
+            probe.pgconn.consume_input()
+            while sent and not probe.pgconn.is_busy():
+                sent = probe.pgconn.get_result() is not None
+        raise Missed("commits are not held")
 
     def wait(self, query: str, names: tuple[str, ...], *, how: str = "Lock") -> Waiter:
         """Wait for one of `names` to stand still in a statement that `query` (a regular expression) is found in."""

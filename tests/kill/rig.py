@@ -25,7 +25,8 @@ QUEUE = "version: 1\ndefault_queue: All\nqueues:\n  All:\n    members: ['12', '1
 FAULTS: tuple[dict[str, Any], ...] = (
     {"what": "status", "status": 429, "retry_after": 0.2, "probability": 0.03},
     {"what": "status", "status": 503, "retry_after": 0.2, "probability": 0.03},
-    {"what": "drop", "apply": True, "probability": 0.04},
+    {"what": "drop", "apply": True, "method": "PUT", "probability": 0.04},
+    {"what": "drop", "apply": True, "method": "POST", "probability": 0.04},
     {"what": "lost_owner", "owner": "empty", "method": "PUT", "probability": 0.01},
 )
 # One lead in so many is edited by hand right after it came in: a second event about a lead that is being decided.
