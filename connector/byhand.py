@@ -10,7 +10,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from connector import work
+from connector import inbox
 from connector.database import unit
 from connector.decide import Decider
 from connector.errors import NotFound, TurnlockError
@@ -62,7 +62,7 @@ def route(runtime: Runtime, tenant: Tenant, ref: str, lead_id: UUID | None, *, p
     tenant_id = tenant.tenant_id
     e, d = events.c, deliveries.c
     with unit(runtime.engine) as (conn, _):
-        work.enqueue(conn, tenant_id, "console", [(ref, lead_id)])
+        inbox.enqueue(conn, tenant_id, "console", [(ref, lead_id)])
         event_id = conn.execute(
             sa.select(e.event_id)
             .join(deliveries, (d.tenant_id == e.tenant_id) & (d.delivery_id == e.delivery_id))

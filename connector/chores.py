@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.outcome import CrmError, Outcome
-from connector import log, work
+from connector import breaker, inbox, log, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
@@ -60,7 +60,7 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
         if row is None:
             return False
         tenant = runtime.tenant(conn, tenant_id)
-        wait = work.breaker_wait(conn, tenant_id) if row.kind in _ASK_THE_CRM else 0.0
+        wait = breaker.breaker_wait(conn, tenant_id) if row.kind in _ASK_THE_CRM else 0.0
         if wait > 0:
             work.end_chore(conn, tenant_id, lease, row.kind, wanted=row.wanted, again=wait, error="crm_paused")
             return True
@@ -76,7 +76,7 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
         with unit(runtime.engine) as (conn, _):
             if failed.outcome is Outcome.WAIT:
                 seconds = failed.retry_after or 1.0
-                work.shut_breaker(conn, tenant_id, seconds=seconds, reason="crm_asked_to_wait")
+                breaker.shut_breaker(conn, tenant_id, seconds=seconds, reason="crm_asked_to_wait")
             if failed.outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
                 open_alarm(conn, tenant_id, "crm_refuses_us", failed.outcome.value, failed.text)
     except SQLAlchemyError as failed:
@@ -148,7 +148,7 @@ def sweep(runtime: Runtime, tenant: Tenant, since: datetime, *, first: bool = Fa
         seen.update(fresh)
         with unit(runtime.engine) as (conn, _):
             unknown = _not_waiting_here(conn, tenant.tenant_id, fresh)
-            found += work.enqueue(
+            found += inbox.enqueue(
                 conn, tenant.tenant_id, "sweep", [(ref, None) for ref in unknown], coalesce="sweep"
             )
     with unit(runtime.engine) as (conn, _):
@@ -269,7 +269,7 @@ def _feed_oldest(conn: sa.Connection, tenant_id: UUID, role: Role, which: sa.Col
     ).all()
     kind = "lead_changed" if role is Role.OWNER else "collaborators"
     refs = [(row.ref, row.lead_id) for row in oldest if not row.under_way]
-    work.enqueue(conn, tenant_id, "held", refs, kind=kind, coalesce=f"held:{kind}")
+    inbox.enqueue(conn, tenant_id, "held", refs, kind=kind, coalesce=f"held:{kind}")
     return len(oldest) == _HELD_BATCH
 
 

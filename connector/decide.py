@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.outcome import CrmError, Outcome
-from connector import log, work
+from connector import breaker, inbox, log, work
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
 from connector.database import at_rest, is_contention, is_outage, unit
@@ -53,7 +53,7 @@ class Decider:
         """Claim due events of a tenant and see them through; how many there were. Outages of the database raise."""
         lease, living = self._runtime.life.new_lease(), self._runtime.life.living()
         with unit(self._runtime.engine) as (conn, _):
-            rows = work.claim_events(conn, tenant_id, lease, living=living)
+            rows = inbox.claim_events(conn, tenant_id, lease, living=living)
             if not rows:
                 return 0
             final = [row.event_id for row in rows]
@@ -65,7 +65,7 @@ class Decider:
                 )
             )
             tenant = self._runtime.tenant(conn, tenant_id)
-            wait = work.breaker_wait(conn, tenant_id)
+            wait = breaker.breaker_wait(conn, tenant_id)
         if wait > 0:
             self._return(tenant, lease, [row.event_id for row in rows], after=wait, reason="crm_paused")
             return len(rows)
@@ -171,13 +171,13 @@ class Decider:
         self, tenant: Tenant, lease: UUID, event_ids: Sequence[UUID], *, after: float, reason: str, counts: bool = False
     ) -> None:
         with unit(self._runtime.engine) as (conn, _):
-            work.return_events(
+            inbox.return_events(
                 conn, tenant.tenant_id, lease, event_ids, after=timedelta(seconds=after), reason=reason, counts=counts
             )
 
     def _park(self, tenant: Tenant, lease: UUID, event_ids: Sequence[UUID], reason: str) -> None:
         with unit(self._runtime.engine) as (conn, _):
-            if work.end_events(conn, tenant.tenant_id, lease, event_ids, state="parked", reason=reason):
+            if inbox.end_events(conn, tenant.tenant_id, lease, event_ids, state="parked", reason=reason):
                 open_alarm(
                     conn,
                     tenant.tenant_id,
@@ -192,14 +192,14 @@ class Decider:
             age = (now - row.received_at).total_seconds()
             if row.kind != "lead_deleted" and age < tenant.adapter.missing_is_final_after:
                 after = min(max(1.0, age / 2), 30.0)
-                work.return_events(
+                inbox.return_events(
                     conn, tenant.tenant_id, lease, [row.event_id], after=timedelta(seconds=after), reason="not_readable"
                 )
                 return
             if lead_id is not None:
                 store.lock_leads(conn, tenant.tenant_id, [lead_id])
                 if lead_id in work.has_open_write(conn, tenant.tenant_id, [lead_id]):
-                    work.return_events(
+                    inbox.return_events(
                         conn,
                         tenant.tenant_id,
                         lease,
@@ -220,7 +220,7 @@ class Decider:
                     now=now,
                     queue_id=None,
                 )
-            work.end_events(conn, tenant.tenant_id, lease, [row.event_id], reason=Reason.GONE.value, lead_id=lead_id)
+            inbox.end_events(conn, tenant.tenant_id, lease, [row.event_id], reason=Reason.GONE.value, lead_id=lead_id)
 
     def _crm_failed(self, tenant: Tenant, lease: UUID, rows: Sequence[sa.Row[Any]], error: CrmError) -> None:
         """The CRM could not be read. It says nothing against the events: they wait, however long it takes."""
@@ -232,12 +232,12 @@ class Decider:
         ids = [row.event_id for row in rows]
         with unit(self._runtime.engine) as (conn, _):
             if error.outcome is Outcome.WAIT:
-                work.shut_breaker(conn, tenant.tenant_id, seconds=after, reason="crm_asked_to_wait")
+                breaker.shut_breaker(conn, tenant.tenant_id, seconds=after, reason="crm_asked_to_wait")
             elif error.outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN):
                 after = 60.0
-                work.shut_breaker(conn, tenant.tenant_id, seconds=after, reason=error.outcome.value)
+                breaker.shut_breaker(conn, tenant.tenant_id, seconds=after, reason=error.outcome.value)
                 open_alarm(conn, tenant.tenant_id, "crm_refuses_us", error.outcome.value, error.text)
-            work.return_events(
+            inbox.return_events(
                 conn, tenant.tenant_id, lease, ids, after=timedelta(seconds=after), reason="crm_unreadable"
             )
 

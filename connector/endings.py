@@ -12,7 +12,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from adapters.base import Capability
-from connector import work
+from connector import inbox, work
 from connector.agents import MAX_REFUSALS
 from connector.alarms import open_alarm
 from connector.database import new_id, pipelined, unit
@@ -43,8 +43,8 @@ def confirm(runtime: Runtime, job: Job, lead: Lead) -> None:
         if role is Role.OWNER and Capability.COLLABORATORS in capabilities:
             plan = runtime.plan(conn, store.tenant_row(conn, tenant_id))
             if plan.rules.compiled(Role.COLLABORATOR):
-                work.enqueue(conn, tenant_id, "again", [(job.lead_ref, row.lead_id)], kind="collaborators")
-        work.wake_events_of(conn, tenant_id, row.lead_id)
+                inbox.enqueue(conn, tenant_id, "again", [(job.lead_ref, row.lead_id)], kind="collaborators")
+        inbox.wake_events_of(conn, tenant_id, row.lead_id)
     runtime.wake(tenant_id)
 
 
@@ -137,7 +137,7 @@ def supersede(runtime: Runtime, job: Job, owner_ref: str | None, *, sent: bool) 
                 "another router is assigning: the owners of this agent's last leads were set by something else first; "
                 "switch the CRM's own lead routing off",
             )
-        work.wake_events_of(conn, tenant_id, row.lead_id)
+        inbox.wake_events_of(conn, tenant_id, row.lead_id)
     runtime.wake(tenant_id)
 
 
@@ -168,10 +168,10 @@ def refuse(runtime: Runtime, job: Job, *, sent: bool) -> None:
         saving.set_standing(
             conn, tenant_id, row.lead_id, Role(row.role), state="refused", reason="refused", now=now, agent_id=None
         )
-        work.enqueue(conn, tenant_id, "again", [(job.lead_ref, row.lead_id)])
+        inbox.enqueue(conn, tenant_id, "again", [(job.lead_ref, row.lead_id)])
         # Soon, not at once: the reading that lets them back in must be later than the refusal.
         work.want(conn, tenant_id, "agents", within=5.0)
-        work.wake_events_of(conn, tenant_id, row.lead_id)
+        inbox.wake_events_of(conn, tenant_id, row.lead_id)
     runtime.wake(tenant_id)
 
 
@@ -195,7 +195,7 @@ def gone(runtime: Runtime, job: Job, *, sent: bool) -> None:
             agent_id=None,
             queue_id=None,
         )
-        work.wake_events_of(conn, tenant_id, row.lead_id)
+        inbox.wake_events_of(conn, tenant_id, row.lead_id)
     runtime.wake(tenant_id)
 
 
@@ -203,7 +203,7 @@ def stale(runtime: Runtime, job: Job, reason: str) -> None:
     """Nothing is left to write: a newer decision exists, or the agent holds the lead already."""
     with unit(runtime.engine) as (conn, _):
         if _close(conn, job, "stale", reason):
-            work.wake_events_of(conn, job.tenant.tenant_id, job.row.lead_id)
+            inbox.wake_events_of(conn, job.tenant.tenant_id, job.row.lead_id)
 
 
 def _close(conn: sa.Connection, job: Job, state: str, reason: str | None = None) -> bool:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from adapters.base import Event, EventKind, Unreadable, WebhookRequest
-from connector import work
+from connector import inbox
 from connector.alarms import close_alarm
 from connector.database import new_id, unit
 from connector.endings import give_back
@@ -325,7 +325,7 @@ def _lead_again(conn: sa.Connection, tenant_id: UUID, text: str, lead_id: UUID |
     ).one_or_none()
     if row is None:
         return None
-    work.enqueue(conn, tenant_id, "replay", [(row.ref, row.lead_id)], coalesce="replay")
+    inbox.enqueue(conn, tenant_id, "replay", [(row.ref, row.lead_id)], coalesce="replay")
     close_alarm(conn, tenant_id, Reason.KEEPS_COMING_BACK.value, str(row.lead_id))
     return Replayed("lead", row.ref, True, "waits to be decided")
 
@@ -363,7 +363,7 @@ def give_up(runtime: Runtime, tenant: Tenant, outbox_id: UUID) -> Json:
         saving.set_standing(
             conn, tenant_id, row.lead_id, role, state="left", reason="given_up", now=now, agent_id=None, queue_id=None
         )
-        work.wake_events_of(conn, tenant_id, row.lead_id)
+        inbox.wake_events_of(conn, tenant_id, row.lead_id)
         _close_write_alarm(conn, tenant_id, row.kind, row.reason)
         names = Names.load(conn, tenant_id)
         lead = _refs(conn, tenant_id, {row.lead_id}).get(row.lead_id)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from connector import work
+from connector import inbox, work
 from connector.alarms import open_alarm
 from connector.busy import PROBE
 from connector.database import LOCK_TIMEOUT, new_id, pipelined, set_lock_timeout
@@ -214,7 +214,7 @@ class Unit:
     def _save(self, send_at_once: int) -> list[saving.Ordered]:
         conn, tenant_id, result, plan = self._conn, self._tenant_id, self._result, self._plan
         # First, because everything else is worth nothing if the events are somebody else's by now.
-        if work.end_decided(conn, tenant_id, self._lease, result.done) != len(result.done):
+        if inbox.end_decided(conn, tenant_id, self._lease, result.done) != len(result.done):
             raise LostLease
         ordered, drafts = saving.save_decisions(
             conn,
@@ -235,11 +235,11 @@ class Unit:
             )
         self._tell_of_held()
         for event_id, lead_id in result.behind:
-            work.return_events(
+            inbox.return_events(
                 conn, tenant_id, self._lease, [event_id], after=BEHIND, reason="behind_write", lead_id=lead_id
             )
         if result.again:
-            work.return_events(conn, tenant_id, self._lease, result.again, after=timedelta(0), reason="read_again")
+            inbox.return_events(conn, tenant_id, self._lease, result.again, after=timedelta(0), reason="read_again")
         return ordered
 
     def _tell_of_held(self) -> None:

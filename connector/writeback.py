@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from adapters.base import Adapter, Capability
 from adapters.client import Client
 from adapters.outcome import CrmError, Outcome
-from connector import log, work
+from connector import breaker, log, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.database import at_rest, is_contention, is_outage, unit
@@ -93,7 +93,7 @@ class Sender:
         """Claim one due row of these kinds and send it; how many there were."""
         lease, living = self._runtime.life.new_lease(), self._runtime.life.living()
         with unit(self._runtime.engine) as (conn, _):
-            if not work.may_send(conn, tenant_id, "note" if "note" in kinds else "all"):
+            if not breaker.may_send(conn, tenant_id, "note" if "note" in kinds else "all"):
                 return 0
             rows = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
         for row in rows:
@@ -165,7 +165,7 @@ class Sender:
                 c.sending,
                 c.unassigned,
                 sa.func.clock_timestamp().label("now"),
-                work.breaker_left(tenant_id).label("wait"),
+                breaker.breaker_left(tenant_id).label("wait"),
                 # A merge adds a ref: the newest is the one the CRM answers to.
                 sa.select(lr.ref)
                 .where(lr.tenant_id == tenant_id, lr.lead_id == row.lead_id)
@@ -275,7 +275,7 @@ class Sender:
         if time.monotonic() > job.deadline:
             return True
         with self._runtime.engine.connect() as conn:
-            return not work.may_send(conn, job.tenant.tenant_id)
+            return not breaker.may_send(conn, job.tenant.tenant_id)
 
     def _may_write(self, job: Job, lead: Lead) -> bool:
         if job.definition.covers(lead):
@@ -321,7 +321,7 @@ class Sender:
         with unit(self._runtime.engine) as (conn, _):
             work.end_outbox(conn, job.tenant.tenant_id, job.lease, job.row.outbox_id, state="confirmed")
             if pace := job.adapter.note_pace:
-                work.shut_breaker(conn, job.tenant.tenant_id, seconds=pace, reason="pace", lane="note")
+                breaker.shut_breaker(conn, job.tenant.tenant_id, seconds=pace, reason="pace", lane="note")
 
     # -- what went wrong ------------------------------------------------------------------------------------
 
@@ -345,12 +345,12 @@ class Sender:
             after = max(error.retry_after * jitter if error.retry_after else backoff, 0.2)
             with unit(self._runtime.engine) as (conn, _):
                 lane = "note" if row.kind == "note" else "all"
-                work.shut_breaker(conn, tenant_id, seconds=after, reason="crm_asked_to_wait", lane=lane)
+                breaker.shut_breaker(conn, tenant_id, seconds=after, reason="crm_asked_to_wait", lane=lane)
                 self._put_back(conn, tenant_id, lease, row, after=after, counts=False, reason=outcome.value)
             return
         if outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
             with unit(self._runtime.engine) as (conn, _):
-                work.shut_breaker(conn, tenant_id, seconds=_REFUSED_WAIT, reason=outcome.value)
+                breaker.shut_breaker(conn, tenant_id, seconds=_REFUSED_WAIT, reason=outcome.value)
                 open_alarm(conn, tenant_id, "crm_refuses_us", outcome.value, error.text)
                 self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
             return
@@ -368,7 +368,7 @@ class Sender:
         with unit(self._runtime.engine) as (conn, _):
             if outcome is Outcome.NOT_SENT and error.status is None:
                 # Nobody is there: one look per pause for the whole tenant instead of one per waiting row.
-                work.shut_breaker(conn, tenant_id, seconds=min(backoff, 30.0), reason=outcome.value)
+                breaker.shut_breaker(conn, tenant_id, seconds=min(backoff, 30.0), reason=outcome.value)
             self._put_back(conn, tenant_id, lease, row, after=backoff, counts=True, reason=outcome.value)
 
     def _return(

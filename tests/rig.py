@@ -18,7 +18,7 @@ from uuid import UUID
 import sqlalchemy as sa
 import structlog
 
-from connector import configuration, log, tenants, work
+from connector import configuration, inbox, log, tenants, work
 from connector.auditing import audit_queues
 from connector.chores import sync_agents
 from connector.database import make_engine, unit
@@ -369,7 +369,7 @@ class Rig:
     def feed(self, source: str, *refs: str) -> None:
         """Leads come in by another way than a webhook: sweep, console, replay, again."""
         with unit(self.runtime.engine) as (conn, _):
-            work.enqueue(conn, self.tenant.tenant_id, source, [(ref, None) for ref in refs])
+            inbox.enqueue(conn, self.tenant.tenant_id, source, [(ref, None) for ref in refs])
         self.runtime.wake(self.tenant.tenant_id)
 
     def at(self, moment: str) -> None:

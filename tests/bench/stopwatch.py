@@ -27,13 +27,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 from cryptography.fernet import Fernet
 
-from connector import configuration, tenants, work
+from connector import inbox, tenants
 from connector.decide import Decider
 from connector.embedded import EmbeddedPostgres
 from connector.process import open_runtime
@@ -297,7 +296,7 @@ class Bench:
                     if number is None:
                         return
                     post(connection, path, *prepared[number])
-            except BaseException as error:  # noqa: BLE001 - told below
+            except BaseException as error:
                 failures.append(error)
 
         threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
@@ -341,8 +340,8 @@ class Bench:
     def _decide(self, rig: Rig, count: int, *, alone: bool = False) -> float:
         decider = Decider(rig.runtime, lambda *_: None, lambda: 0)
         self._feed(rig, count)
-        keep = work.BATCH_DELIVERIES
-        work.BATCH_DELIVERIES = 1 if alone else keep
+        keep = inbox.BATCH_DELIVERIES
+        inbox.BATCH_DELIVERIES = 1 if alone else keep
         try:
             began = time.perf_counter()
             done = 0
@@ -350,7 +349,7 @@ class Bench:
                 done += decider.run(rig.tenant.tenant_id)
             return (time.perf_counter() - began) / count
         finally:
-            work.BATCH_DELIVERIES = keep
+            inbox.BATCH_DELIVERIES = keep
 
     def _feed(self, rig: Rig, count: int) -> None:
         from adapters.base import Event, EventKind
@@ -395,7 +394,8 @@ def _past(owner_url: str, rig: Rig, count: int) -> None:
            SELECT :t, gen_random_uuid(), 2 FROM generate_series(1, :n)""",
         """INSERT INTO decisions (tenant_id, decision_id, lead_id, role, seq, decided_at, cause, outcome, agent_id,
                                   queue_id, config_version, record)
-           SELECT :t, gen_random_uuid(), l.lead_id, 'owner', 1, now(), 'new', 'assigned', m.agent_id, m.queue_id, 1, '{}'
+           SELECT :t, gen_random_uuid(), l.lead_id, 'owner', 1, now(), 'new', 'assigned', m.agent_id, m.queue_id, 1,
+                  '{}'
            FROM leads l CROSS JOIN (SELECT * FROM members WHERE tenant_id = :t LIMIT 1) m
            WHERE l.tenant_id = :t AND l.version = 2 AND NOT EXISTS (
                SELECT FROM decisions d WHERE d.tenant_id = :t AND d.lead_id = l.lead_id)""",
@@ -405,7 +405,8 @@ def _past(owner_url: str, rig: Rig, count: int) -> None:
         """INSERT INTO assignments (tenant_id, assignment_id, decision_id, lead_id, role, agent_id, epoch, assigned_at)
            SELECT :t, gen_random_uuid(), d.decision_id, d.lead_id, 'owner', d.agent_id, 1, now() FROM decisions d
            WHERE d.tenant_id = :t ON CONFLICT DO NOTHING""",
-        """INSERT INTO outbox (tenant_id, outbox_id, lead_id, role, epoch, kind, decision_id, agent_id, state, closed_at)
+        """INSERT INTO outbox (tenant_id, outbox_id, lead_id, role, epoch, kind, decision_id, agent_id, state,
+                               closed_at)
            SELECT :t, gen_random_uuid(), d.lead_id, 'owner', 1, 'owner', d.decision_id, d.agent_id, 'confirmed', now()
            FROM decisions d WHERE d.tenant_id = :t ON CONFLICT DO NOTHING""",
         "ANALYZE",

@@ -16,7 +16,7 @@ from functools import partial
 import pytest
 
 from connector import byhand, decide, flags, replay, work
-from connector.database import make_engine, unit
+from connector.database import unit
 from connector.decide import Decider
 from connector.runtime import Runtime
 from connector.writeback import Sender
@@ -178,17 +178,15 @@ def test_15_a_newcomer_joins_at_the_back_and_is_not_flooded(make_rig: Callable[.
 
 def test_17_thirty_restarts_favour_nobody(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig("generic", worker=False)
-    settings, tenant_id = rig.runtime.settings, rig.tenant.tenant_id
-    assert settings.database_url is not None
+    engine, tenant_id = rig.runtime.engine, rig.tenant.tenant_id
     refs = []
     for _ in range(30):
         refs.append(rig.create())
         assert rig.sandbox.wait_idle()
-        engine = make_engine(settings.database_url, pool_size=2)
-        reborn = Runtime(settings, engine)  # nothing of the life before is left
+        engine.dispose()
+        reborn = Runtime(rig.runtime.settings, engine)  # no connection and no memory of the life before is left
         assert Decider(reborn, lambda *_: None, lambda: 0).run(tenant_id)
         assert Sender(reborn).run(tenant_id, ("owner",)) == 1
-        engine.dispose()
     assert Counter(rig.owners(refs)) == {ANA: 10, BEN: 10, CY: 10}
     rig.start_worker()
     in_step(rig, refs)

@@ -131,12 +131,11 @@ def _chained(
 ) -> None:
     """Freeze at `first`, set up what comes next, let go, and kill the same process where it then stands still."""
     freezer = Freezer(house)
-    with ExitStack() as stack:
-        with freezer.locked(*first) as let_go:
-            waiter = freezer.wait(query, names)
-            further, how = then(freezer, stack)
-            let_go()
-            house.kill(freezer.wait(further, (waiter.name,), how=how).name)
+    with ExitStack() as stack, freezer.locked(*first) as let_go:
+        waiter = freezer.wait(query, names)
+        further, how = then(freezer, stack)
+        let_go()
+        house.kill(freezer.wait(further, (waiter.name,), how=how).name)
 
 
 def _hold_commits(freezer: Freezer, stack: ExitStack) -> tuple[str, str]:

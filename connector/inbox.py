@@ -1,0 +1,265 @@
+"""The inbox as leased work: events are claimed by whole deliveries, ended, given back, and fed by Turnlock itself.
+
+The rules of leases are those of :mod:`connector.work`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from connector.alive import free
+from connector.database import new_id
+from connector.tables import dedupe_keys, deliveries, events
+from connector.work import LEASE
+
+# What one decider takes at once: enough to fill a unit from a burst, small enough to finish well inside the lease.
+BATCH_DELIVERIES = 50
+BATCH_EVENTS = 500
+
+# The reason of an event whose last worker did not give it back.
+_TAKEN_OVER = "taken_over"
+_CLOCK = sa.func.clock_timestamp()
+
+
+def claim_events(
+    conn: sa.Connection, tenant_id: UUID, lease: UUID, *, living: Sequence[str] | None = None
+) -> Sequence[sa.Row[Any]]:
+    """Claim due events by whole deliveries, in order of receipt; gives their rows.
+
+    The delivery rows are locked while its events are leased: order is promised within a delivery, so no second
+    worker may take the rest of one. Events of which two workers died in a row are claimed alone, one per claim, so
+    that an event that crashes its worker cannot take its neighbours with it. Once is no such sign: when a worker is
+    killed, all that it held would go on one by one.
+    """
+    e, d = events.c, deliveries.c
+    waiting = sa.and_(e.tenant_id == tenant_id, e.state == "waiting", e.due_at <= _CLOCK, free(events, living))
+    wanted = sa.select(e.delivery_id).where(waiting).order_by(e.due_at).limit(BATCH_EVENTS).scalar_subquery()
+    locked = (
+        conn.execute(
+            sa.select(d.delivery_id)
+            .where(d.tenant_id == tenant_id, d.delivery_id.in_(wanted))
+            .order_by(d.received_at, d.delivery_id)
+            .limit(BATCH_DELIVERIES)
+            .with_for_update(key_share=True, skip_locked=True)
+        )
+        .scalars()
+        .all()
+    )
+    if not locked:
+        return []
+    found = conn.execute(
+        sa.select(e.event_id, e.delivery_id, e.leased_until, e.reason)
+        .where(waiting, e.delivery_id == sa.any_(sa.cast(locked, sa.ARRAY(sa.Uuid))))
+        .order_by(e.received_at, e.delivery_id, e.ordinal)
+        .limit(BATCH_EVENTS)
+    ).all()
+    last = found[-1].delivery_id if len(found) == BATCH_EVENTS else None
+    if last is not None and last != found[0].delivery_id:
+        found = [row for row in found if row.delivery_id != last]  # cut short: the next claim takes it whole
+    crashed = [row.event_id for row in found if row.leased_until is not None and row.reason == _TAKEN_OVER]
+    chosen = crashed[:1] or [row.event_id for row in found]
+    if not chosen:
+        return []
+    rows = conn.execute(
+        sa.update(events)
+        .where(e.tenant_id == tenant_id, e.event_id == sa.any_(sa.cast(chosen, sa.ARRAY(sa.Uuid))))
+        .values(
+            lease=lease,
+            leased_until=_CLOCK + LEASE,
+            claims=e.claims + 1,
+            reason=sa.case((e.leased_until.is_not(None), _TAKEN_OVER), else_=e.reason),
+        )
+        .returning(
+            e.event_id,
+            e.delivery_id,
+            e.ordinal,
+            e.kind,
+            e.ref,
+            e.payload,
+            e.received_at,
+            e.attempt,
+            e.claims,
+            e.lead_id,
+            sa.select(d.source)
+            .where(d.tenant_id == e.tenant_id, d.delivery_id == e.delivery_id)
+            .scalar_subquery()
+            .label("source"),
+        )
+    ).all()
+    return sorted(rows, key=lambda row: (row.received_at, row.delivery_id.bytes, row.ordinal))
+
+
+def end_events(
+    conn: sa.Connection,
+    tenant_id: UUID,
+    lease: UUID,
+    event_ids: Collection[UUID],
+    *,
+    state: str = "done",
+    reason: str | None = None,
+    lead_id: UUID | None = None,
+) -> int:
+    """Close events that this lease holds; how many it still held. Call inside the transaction of their effect."""
+    if not event_ids:
+        return 0
+    e = events.c
+    values: dict[str, Any] = {
+        "state": state,
+        "reason": reason,
+        "closed_at": _CLOCK,
+        "lease": None,
+        "leased_until": None,
+    }
+    if state == "done":
+        values["payload"] = None  # personal data is kept in lead_facts alone
+    if lead_id is not None:
+        values["lead_id"] = lead_id
+    return conn.execute(
+        sa.update(events)
+        .where(
+            e.tenant_id == tenant_id,
+            e.event_id == sa.any_(sa.cast(list(event_ids), sa.ARRAY(sa.Uuid))),
+            e.lease == lease,
+            e.state == "waiting",
+        )
+        .values(**values)
+    ).rowcount
+
+
+def end_decided(conn: sa.Connection, tenant_id: UUID, lease: UUID, done: Sequence[tuple[UUID, UUID, str]]) -> int:
+    """Close decided events (event, lead, reason) that this lease holds, in one statement; how many it still held."""
+    if not done:
+        return 0
+    e = events.c
+    given = sa.func.unnest(
+        sa.cast([event_id for event_id, _, _ in done], sa.ARRAY(sa.Uuid)),
+        sa.cast([lead_id for _, lead_id, _ in done], sa.ARRAY(sa.Uuid)),
+        sa.cast([reason for _, _, reason in done], sa.ARRAY(sa.Text)),
+    ).table_valued("event_id", "lead_id", "reason").render_derived(name="given")
+    return conn.execute(
+        sa.update(events)
+        .where(e.tenant_id == tenant_id, e.event_id == given.c.event_id, e.lease == lease, e.state == "waiting")
+        .values(
+            state="done",
+            reason=given.c.reason,
+            lead_id=given.c.lead_id,
+            payload=None,  # personal data is kept in lead_facts alone
+            closed_at=_CLOCK,
+            lease=None,
+            leased_until=None,
+        )
+    ).rowcount
+
+
+def return_events(
+    conn: sa.Connection,
+    tenant_id: UUID,
+    lease: UUID,
+    event_ids: Collection[UUID],
+    *,
+    after: timedelta,
+    counts: bool = False,
+    reason: str | None = None,
+    lead_id: UUID | None = None,
+) -> None:
+    """Give events back, due again `after`. `counts` when the try says something against the event itself."""
+    if not event_ids:
+        return
+    e = events.c
+    values: dict[str, Any] = {
+        "due_at": _CLOCK + after,
+        "lease": None,
+        "leased_until": None,
+        "reason": reason,
+        "attempt": e.attempt + (1 if counts else 0),
+    }
+    if lead_id is not None:
+        values["lead_id"] = lead_id
+    conn.execute(
+        sa.update(events)
+        .where(
+            e.tenant_id == tenant_id,
+            e.event_id == sa.any_(sa.cast(list(event_ids), sa.ARRAY(sa.Uuid))),
+            e.lease == lease,
+            e.state == "waiting",
+        )
+        .values(**values)
+    )
+
+
+def wake_events_of(conn: sa.Connection, tenant_id: UUID, lead_id: UUID) -> None:
+    """Make the events that wait behind a write of this lead due now. Call in the transaction that ends the write."""
+    e = events.c
+    conn.execute(
+        sa.update(events)
+        .where(
+            e.tenant_id == tenant_id,
+            e.lead_id == lead_id,
+            e.state == "waiting",
+            e.leased_until.is_(None),
+            e.due_at > _CLOCK,
+        )
+        .values(due_at=_CLOCK)
+    )
+
+
+def enqueue(
+    conn: sa.Connection,
+    tenant_id: UUID,
+    source: str,
+    refs: Sequence[tuple[str, UUID | None]],
+    *,
+    kind: str = "lead_changed",
+    flag_version: int = 0,
+    coalesce: str | None = None,
+) -> int:
+    """Feed leads by ref through the same inbox as webhooks: (ref, lead id if known); how many were new.
+
+    With `coalesce` an event joins one of the same name for the same lead that no worker has claimed yet.
+    """
+    rows = [(new_id(), ref, lead_id) for ref, lead_id in refs]
+    if coalesce is not None and rows:
+        key = {ref: f"{coalesce}:{ref}" for _, ref, _ in rows}
+        fresh = set(
+            conn.execute(
+                insert(dedupe_keys)
+                .values(
+                    [
+                        {"tenant_id": tenant_id, "key": key[ref], "event_id": event_id, "final": False}
+                        for event_id, ref, _ in sorted(rows, key=lambda r: key[r[1]])
+                    ]
+                )
+                .on_conflict_do_nothing(index_elements=["tenant_id", "key"])
+                .returning(dedupe_keys.c.event_id)
+            ).scalars()
+        )
+        rows = [row for row in rows if row[0] in fresh]
+    if not rows:
+        return 0
+    delivery_id = new_id()
+    conn.execute(
+        sa.insert(deliveries).values(tenant_id=tenant_id, delivery_id=delivery_id, source=source, received_at=_CLOCK)
+    )
+    conn.execute(
+        sa.insert(events).values(received_at=_CLOCK),
+        [
+            {
+                "tenant_id": tenant_id,
+                "event_id": event_id,
+                "delivery_id": delivery_id,
+                "ordinal": number,
+                "kind": kind,
+                "ref": ref,
+                "lead_id": lead_id,
+                "flag_version": flag_version,
+            }
+            for number, (event_id, ref, lead_id) in enumerate(rows)
+        ],
+    )
+    return len(rows)
