@@ -70,8 +70,6 @@ LONGEST, LONGEST_OF_A_CRM = 400, 250
 LONGER = {
     "adapters/followupboss.py": 320,
     "adapters/generic.py": 270,
-    "connector/decide.py": 560,
-    "connector/work.py": 470,
 }
 
 
