@@ -284,7 +284,7 @@ def _lock_held_alarms(conn: sa.Connection, tenant_id: UUID) -> set[str]:
         sa.select(c.subject)
         .where(c.tenant_id == tenant_id, c.kind == "leads_held", c.closed_at.is_(None))
         .order_by(c.alarm_id)
-        .with_for_update()
+        .with_for_update(key_share=True)
     )
     return set(rows.scalars())
 

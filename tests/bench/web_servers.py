@@ -31,7 +31,7 @@ from connector.app import create_app
 from connector.process import open_runtime
 from connector.settings import Settings, from_environment
 
-CLIENTS, SECONDS, ROUNDS = 16, 4.0, 3
+CLIENTS, SECONDS, ROUNDS = 16, 3.0, 3
 SERVERS = {
     "waitress (8 threads)": "from waitress import serve; serve(app, host='127.0.0.1', port=PORT, threads=8)",
     "gunicorn gthread (1 x 8)": [

@@ -493,13 +493,14 @@ LOCKS = {
     ("routing.store", "lock_leads"): "leads",
     ("routing.store", "lock_identities"): "identities",
     ("routing.store", "lock_queues"): "queues",
-    ("connector.work", "claim_events"): "deliveries",
+    ("connector.inbox", "claim_events"): "deliveries",
     ("connector.work", "claim_outbox"): "outbox",
     ("connector.work", "claim_chore"): "chores",
     ("connector.flags", "switch"): "tenants",
     ("connector.configuration", "apply"): "tenants",
     ("connector.switches", "_set"): "agents",
     ("connector.replay", "replay_one"): "events",
+    ("connector.chores", "_lock_held_alarms"): "alarms",
 }
 
 

@@ -22,6 +22,7 @@ from connector.runtime import Runtime
 from connector.sandbox import generic
 from connector.vault import Vault
 from routing import saving
+from routing.decide import Bench
 from routing.tables import metadata
 from tests.rig import ABC, Rig, captured_logs, http_send, until
 
@@ -81,7 +82,7 @@ def through_every_door(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
     # Defects in the worker: while it decides, in its SQL, while it writes.
     monkeypatch.setattr(connector.decide, "_FAULT_TRIES", 1)
     for owner, what, how in (
-        (connector.decide.Bench, "decide", fail),
+        (Bench, "decide", fail),
         (saving, "save_decisions", fail_in_sql),
         (type(rig.tenant.adapter), "set_owner", fail),
     ):

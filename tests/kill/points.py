@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,9 @@ _WAITING = (
     "SELECT usename, pid, query, wait_event_type || ':' || wait_event AS waits FROM pg_stat_activity "
     "WHERE usename = ANY (%s) AND state = 'active' AND (wait_event_type = 'Lock' OR wait_event = 'SyncRep')"
 )
+_WRITES, _ALL = "SHARE", "ACCESS EXCLUSIVE"  # what a lock stops: those who write, or those who read as well
 _STORE = "INSERT INTO dedupe_keys"  # the one statement that stores a delivery
-_SHARE, _ALL = "SHARE", "ACCESS EXCLUSIVE"  # stops who writes; stops who reads, too
+_CONFIRM = "^UPDATE assignments SET confirmed_at"
 
 
 class Missed(Exception):
@@ -41,7 +42,7 @@ class Waiter:
 
 
 class Freezer:
-    """Freezes and lets go. One at a time."""
+    """Freezes and lets go."""
 
     def __init__(self, house: House) -> None:
         self.house = house
@@ -105,6 +106,7 @@ class Freezer:
 
 
 Point = Callable[[House], None]
+#: Every point by its name.
 POINTS: dict[str, Point] = {}
 
 
@@ -116,36 +118,20 @@ def _point(name: str) -> Callable[[Point], Point]:
     return add
 
 
-def _at_lock(house: House, table: str, mode: str, query: str, names: tuple[str, ...]) -> None:
+def _at_lock(house: House, table: str, mode: str, query: str, names: tuple[str, ...] = WORKERS) -> None:
     freezer = Freezer(house)
     with freezer.locked(table, mode):
         house.kill(freezer.wait(query, names).name)
 
 
-def _chained(
-    house: House,
-    first: tuple[str, str],
-    query: str,
-    then: Callable[[Freezer, ExitStack], tuple[str, str]],
-    names: tuple[str, ...] = WORKERS,
-) -> None:
-    """Freeze at `first`, set up what comes next, let go, and kill the same process where it then stands still."""
+def _at_commit(house: House, table: str, query: str, names: tuple[str, ...] = WORKERS) -> None:
+    """Freeze in the middle of a transaction, let it go on to its commit, and kill its process there."""
     freezer = Freezer(house)
-    with ExitStack() as stack, freezer.locked(*first) as let_go:
+    with freezer.locked(table, _WRITES) as let_go:
         waiter = freezer.wait(query, names)
-        further, how = then(freezer, stack)
-        let_go()
-        house.kill(freezer.wait(further, (waiter.name,), how=how).name)
-
-
-def _hold_commits(freezer: Freezer, stack: ExitStack) -> tuple[str, str]:
-    stack.enter_context(freezer.commits_held())
-    return f"COMMIT|{_STORE}", "SyncRep"
-
-
-def _hold_events(freezer: Freezer, stack: ExitStack) -> tuple[str, str]:
-    stack.enter_context(freezer.locked("events", _SHARE))
-    return "^UPDATE events", "Lock"
+        with freezer.commits_held():
+            let_go()
+            house.kill(freezer.wait(f"COMMIT|{query}", (waiter.name,), how="SyncRep").name)
 
 
 # -- the web server -------------------------------------------------------------------------------------------
@@ -160,7 +146,7 @@ def _w1(house: House) -> None:
 def _w2(house: House) -> None:
     # The statement that stores is one round trip: so that nothing of it happens, its session is ended with it.
     freezer = Freezer(house)
-    with freezer.locked("dedupe_keys", _SHARE), house.admin() as conn:
+    with freezer.locked("dedupe_keys", _WRITES), house.admin() as conn:
         waiter = freezer.wait(_STORE, (WEB,))
         house.kill(waiter.name)
         conn.execute("SELECT pg_terminate_backend(%s, 2000)", [waiter.pid])
@@ -168,13 +154,13 @@ def _w2(house: House) -> None:
 
 @_point("W3 storing")
 def _w3(house: House) -> None:
-    # Here the server goes on and commits for a client that is dead.
-    _at_lock(house, "dedupe_keys", _SHARE, _STORE, (WEB,))
+    # Here the database goes on and commits for a client that is dead.
+    _at_lock(house, "dedupe_keys", _WRITES, _STORE, (WEB,))
 
 
 @_point("W4 committed, not answered")
 def _w4(house: House) -> None:
-    _chained(house, ("dedupe_keys", _SHARE), _STORE, _hold_commits, names=(WEB,))
+    _at_commit(house, "dedupe_keys", _STORE, (WEB,))
 
 
 @_point("W5 answered")
@@ -194,32 +180,32 @@ def _w5(house: House) -> None:
 
 @_point("R1 claimed")
 def _r1(house: House) -> None:
-    _at_lock(house, "lead_refs", _ALL, "FROM lead_refs JOIN leads", WORKERS)
+    _at_lock(house, "lead_refs", _ALL, "FROM lead_refs JOIN leads")
 
 
 @_point("R2 queue locked")
 def _r2(house: House) -> None:
-    _at_lock(house, "members", _ALL, "FROM members", WORKERS)
+    _at_lock(house, "members", _ALL, "FROM members")
 
 
 @_point("R3 assigned")
 def _r3(house: House) -> None:
-    _at_lock(house, "turns", _SHARE, "INSERT INTO turns", WORKERS)
+    _at_lock(house, "turns", _WRITES, "^INSERT INTO turns")
 
 
-@_point("R4 position moved")
+@_point("R4 turn taken")
 def _r4(house: House) -> None:
-    _at_lock(house, "ledger", _SHARE, "INSERT INTO ledger", WORKERS)
+    _at_lock(house, "outbox", _WRITES, "^INSERT INTO outbox.*claims")
 
 
-@_point("R5 all written")
+@_point("R5 position moved")
 def _r5(house: House) -> None:
-    _chained(house, ("ledger", _SHARE), "INSERT INTO ledger", _hold_events)
+    _at_lock(house, "ledger", _WRITES, "^INSERT INTO ledger")
 
 
 @_point("R6 committed, not known")
 def _r6(house: House) -> None:
-    _chained(house, ("ledger", _SHARE), "INSERT INTO ledger", _hold_commits)
+    _at_commit(house, "ledger", "^INSERT INTO ledger")
 
 
 # -- senders --------------------------------------------------------------------------------------------------
@@ -227,7 +213,7 @@ def _r6(house: House) -> None:
 
 @_point("S1 claimed")
 def _s1(house: House) -> None:
-    _at_lock(house, "agent_refs", _ALL, "(?=.*agent_refs)(?=.*breakers)", WORKERS)
+    _at_lock(house, "agent_refs", _ALL, "(?=.*agent_refs)(?=.*breakers)")
 
 
 @_point("S2 read, not sent")
@@ -247,12 +233,12 @@ def _s3_done(house: House) -> None:
 
 @_point("S4 answered, not recorded")
 def _s4(house: House) -> None:
-    _at_lock(house, "assignments", _SHARE, "^UPDATE assignments SET confirmed_at", WORKERS)
+    _at_lock(house, "assignments", _WRITES, _CONFIRM)
 
 
 @_point("S5 recorded, not known")
 def _s5(house: House) -> None:
-    _chained(house, ("assignments", _SHARE), "^UPDATE assignments SET confirmed_at", _hold_commits)
+    _at_commit(house, "assignments", _CONFIRM)
 
 
 def _while_held(house: House, *, apply: bool, outcome: str) -> None:
@@ -269,3 +255,7 @@ def _while_held(house: House, *, apply: bool, outcome: str) -> None:
     finally:
         house.crm.clear_faults(fault=fault)
         house.crm.release(outcome=outcome)
+
+
+#: Points that take both workers.
+TAKE_BOTH = ("S2 read, not sent", "S3 sent, done late", "S3 done, not answered")
