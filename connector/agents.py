@@ -50,8 +50,8 @@ def keep_agents(
             values |= {"name": agent.name, "email": agent.email}
         if skips:
             values["paused_by_crm"] = agent.paused
-            if agent.zone and known_zone(agent.zone) and (row is None or row.zone == "UTC"):
-                values["zone"] = agent.zone  # the configuration's zone, once set, is the admin's word
+            if agent.zone and known_zone(agent.zone):
+                values["zone"] = agent.zone
         if row is None:
             counts["new"] += 1
             agent_id = new_id()

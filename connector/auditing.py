@@ -37,9 +37,7 @@ def audit_queues(runtime: Runtime, tenant_id: UUID, *, whole: bool = False) -> l
         if Flag.ROTATION not in runtime.stages(conn):
             return []
         q = t.queues.c
-        names = conn.execute(
-            sa.select(q.queue_id, q.name).where(q.tenant_id == tenant_id).order_by(q.name)
-        ).all()
+        names = conn.execute(sa.select(q.queue_id, q.name).where(q.tenant_id == tenant_id).order_by(q.name)).all()
     return [_audit_queue(runtime, tenant_id, row.queue_id, row.name, whole) for row in names]
 
 

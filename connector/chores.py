@@ -148,13 +148,14 @@ def sweep(runtime: Runtime, tenant: Tenant, since: datetime, *, first: bool = Fa
         seen.update(fresh)
         with unit(runtime.engine) as (conn, _):
             unknown = _not_waiting_here(conn, tenant.tenant_id, fresh)
-            found += inbox.enqueue(
-                conn, tenant.tenant_id, "sweep", [(ref, None) for ref in unknown], coalesce="sweep"
-            )
+            found += inbox.enqueue(conn, tenant.tenant_id, "sweep", [(ref, None) for ref in unknown], coalesce="sweep")
     with unit(runtime.engine) as (conn, _):
         if found and not first:
             open_alarm(
-                conn, tenant.tenant_id, "webhooks_missing", "sweep",
+                conn,
+                tenant.tenant_id,
+                "webhooks_missing",
+                "sweep",
                 "the sweep found unassigned leads that no webhook told of; see the subscription with `turnlock check`",
             )
         elif not found:
@@ -186,9 +187,7 @@ def _not_waiting_here(conn: sa.Connection, tenant_id: UUID, refs: list[str]) -> 
         sa.select(r.ref).where(r.tenant_id == tenant_id, r.ref == sa.any_(wanted), sa.or_(writing, stands))
     ).scalars()
     waiting = conn.execute(
-        sa.select(e.ref).where(
-            e.tenant_id == tenant_id, e.state.in_(("waiting", "parked")), e.ref == sa.any_(wanted)
-        )
+        sa.select(e.ref).where(e.tenant_id == tenant_id, e.state.in_(("waiting", "parked")), e.ref == sa.any_(wanted))
     ).scalars()
     accounted = {*known, *waiting}
     return [ref for ref in refs if ref not in accounted]
@@ -221,7 +220,9 @@ def _held(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
         s, owner = t.lead_roles.c, t.lead_roles.alias("owner").c
         # A collaborator is waited for as long as the owner is ours.
         owned = sa.exists().where(
-            owner.tenant_id == s.tenant_id, owner.lead_id == s.lead_id, owner.role == Role.OWNER.value,
+            owner.tenant_id == s.tenant_id,
+            owner.lead_id == s.lead_id,
+            owner.role == Role.OWNER.value,
             owner.state == "assigned",
         )
         held = sa.and_(s.tenant_id == tenant_id, s.state == "held", sa.or_(s.role == Role.OWNER.value, owned))
@@ -297,7 +298,10 @@ def _audit(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
     with unit(runtime.engine) as (conn, _now):
         for audit in bad:
             open_alarm(
-                conn, tenant.tenant_id, "ledger_broken", audit.queue,
+                conn,
+                tenant.tenant_id,
+                "ledger_broken",
+                audit.queue,
                 "the ledger of this queue does not replay to its present state; run `turnlock audit` and report it",
             )
         if not bad:
@@ -310,12 +314,8 @@ def _retention(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
     days = timedelta(days=runtime.settings.body_retention_days)
     with unit(runtime.engine) as (conn, now):
         b, k = delivery_bodies.c, dedupe_keys.c
-        conn.execute(
-            sa.delete(delivery_bodies).where(b.tenant_id == tenant.tenant_id, b.received_at < now - days)
-        )
-        conn.execute(
-            sa.delete(dedupe_keys).where(k.tenant_id == tenant.tenant_id, k.seen_at < now - _KEYS_LIVE)
-        )
+        conn.execute(sa.delete(delivery_bodies).where(b.tenant_id == tenant.tenant_id, b.received_at < now - days))
+        conn.execute(sa.delete(dedupe_keys).where(k.tenant_id == tenant.tenant_id, k.seen_at < now - _KEYS_LIVE))
     return 86400.0, None
 
 

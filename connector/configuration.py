@@ -162,17 +162,15 @@ def _rules(conn: sa.Connection, tenant_id: UUID, config: Config, queue_ids: dict
 
 def _agent_facts(conn: sa.Connection, tenant_id: UUID, config: Config) -> None:
     a = t.agents.c
-    conn.execute(sa.update(t.agents).where(a.tenant_id == tenant_id).values(hours=None))
+    conn.execute(sa.update(t.agents).where(a.tenant_id == tenant_id).values(hours=None, zone_by_admin=None))
     for agent_id, facts in config.agents.items():
         values: dict[str, Any] = {}
         if facts.zone is not None:
-            values["zone"] = facts.zone
+            values["zone_by_admin"] = facts.zone
         if facts.hours is not None:
             values["hours"] = {str(day): [list(span) for span in spans] for day, spans in facts.hours.days.items()}
         if values:
-            conn.execute(
-                sa.update(t.agents).where(a.tenant_id == tenant_id, a.agent_id == agent_id).values(**values)
-            )
+            conn.execute(sa.update(t.agents).where(a.tenant_id == tenant_id, a.agent_id == agent_id).values(**values))
 
 
 # -- queues, members and their lines -----------------------------------------------------------------------------
@@ -295,6 +293,4 @@ def start_line(moves: saving.Moves, members: Sequence[tuple[UUID, int | None, in
 def has_ledger(conn: sa.Connection, tenant_id: UUID, queue_id: UUID) -> bool:
     """Whether this queue ever turned."""
     c = t.ledger.c
-    return conn.execute(
-        sa.select(sa.exists().where(c.tenant_id == tenant_id, c.queue_id == queue_id))
-    ).scalar_one()
+    return conn.execute(sa.select(sa.exists().where(c.tenant_id == tenant_id, c.queue_id == queue_id))).scalar_one()

@@ -60,7 +60,12 @@ def make_engine(url: str, *, pooled: bool = False, pool_size: int = 10, pool_tim
     # No ping before each use: it costs a round trip every time, and a lost connection is found by its first statement
     # anyway; then the whole pool is made anew, and every caller repeats what it did.
     engine = sa.create_engine(
-        url, pool_size=pool_size, max_overflow=0, pool_timeout=pool_timeout, connect_args=connect_args
+        url,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=pool_timeout,
+        connect_args=connect_args,
+        hide_parameters=True,  # an error's text must not hold a lead
     )
     return engine.execution_options(turnlock_pooled=pooled)
 

@@ -190,7 +190,8 @@ class Decider:
         """The CRM does not show the lead: not readable yet while it is young, gone after that."""
         with unit(self._runtime.engine) as (conn, now):
             age = (now - row.received_at).total_seconds()
-            if row.kind != "lead_deleted" and age < tenant.adapter.missing_is_final_after:
+            # A lead that was readable once and is not any more is gone, however young the event is.
+            if lead_id is None and row.kind != "lead_deleted" and age < tenant.adapter.missing_is_final_after:
                 after = min(max(1.0, age / 2), 30.0)
                 inbox.return_events(
                     conn, tenant.tenant_id, lease, [row.event_id], after=timedelta(seconds=after), reason="not_readable"

@@ -52,9 +52,7 @@ def _confirmed(conn: sa.Connection, job: Job, role: Role, now: datetime) -> None
     row, tenant_id = job.row, job.tenant.tenant_id
     c, s, a = t.leads.c, t.lead_roles.c, t.assignments.c
     conn.execute(
-        sa.update(t.leads)
-        .where(c.tenant_id == tenant_id, c.lead_id == row.lead_id)
-        .values(version=c.version + 1)
+        sa.update(t.leads).where(c.tenant_id == tenant_id, c.lead_id == row.lead_id).values(version=c.version + 1)
     )
     version = sa.select(c.version).where(c.tenant_id == tenant_id, c.lead_id == row.lead_id).scalar_subquery()
     conn.execute(
@@ -235,6 +233,4 @@ def give_back(
     state = queues[ended.queue_id]
     moves = saving.Moves(state.line, state.next_rank, "turnlock")
     moves.do(Kind.VOID, reason, turn=ended.turn, agent=str(ended.agent_id), owed=str(new_id()))
-    saving.save_lines(
-        conn, tenant_id, queues, {ended.queue_id: moves.line}, {ended.queue_id: moves.drafts}, now
-    )
+    saving.save_lines(conn, tenant_id, queues, {ended.queue_id: moves.line}, {ended.queue_id: moves.drafts}, now)

@@ -69,18 +69,14 @@ def switch(runtime: Runtime, tenant_id: UUID, flag: Flag, mode: str, actor: str)
         new = old | {flag} if mode == "on" else old - {flag}
         if flag is Flag.WEIGHTS or (flag is Flag.ROTATION and mode == "on"):
             _carry_lines(conn, tenant_id, old, new, actor, now)
-        row = insert(t.flags).values(
-            tenant_id=tenant_id, flag=flag.value, mode=mode, changed_by=actor, changed_at=now
-        )
+        row = insert(t.flags).values(tenant_id=tenant_id, flag=flag.value, mode=mode, changed_by=actor, changed_at=now)
         conn.execute(
             row.on_conflict_do_update(
                 index_elements=["tenant_id", "flag"],
                 set_={"mode": mode, "changed_by": actor, "changed_at": now},
             )
         )
-        conn.execute(
-            sa.update(t.tenants).where(c.tenant_id == tenant_id).values(flag_version=c.flag_version + 1)
-        )
+        conn.execute(sa.update(t.tenants).where(c.tenant_id == tenant_id).values(flag_version=c.flag_version + 1))
         work.want(conn, tenant_id, "held")
     runtime.wake()
     return True

@@ -137,11 +137,15 @@ def end_decided(conn: sa.Connection, tenant_id: UUID, lease: UUID, done: Sequenc
     if not done:
         return 0
     e = events.c
-    given = sa.func.unnest(
-        sa.cast([event_id for event_id, _, _ in done], sa.ARRAY(sa.Uuid)),
-        sa.cast([lead_id for _, lead_id, _ in done], sa.ARRAY(sa.Uuid)),
-        sa.cast([reason for _, _, reason in done], sa.ARRAY(sa.Text)),
-    ).table_valued("event_id", "lead_id", "reason").render_derived(name="given")
+    given = (
+        sa.func.unnest(
+            sa.cast([event_id for event_id, _, _ in done], sa.ARRAY(sa.Uuid)),
+            sa.cast([lead_id for _, lead_id, _ in done], sa.ARRAY(sa.Uuid)),
+            sa.cast([reason for _, _, reason in done], sa.ARRAY(sa.Text)),
+        )
+        .table_valued("event_id", "lead_id", "reason")
+        .render_derived(name="given")
+    )
     return conn.execute(
         sa.update(events)
         .where(e.tenant_id == tenant_id, e.event_id == given.c.event_id, e.lease == lease, e.state == "waiting")

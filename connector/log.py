@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import MutableMapping
 from typing import Any, cast
 
@@ -56,6 +57,11 @@ def get(name: str) -> structlog.typing.FilteringBoundLogger:
     """A logger. `name` tells readers of the code which part speaks."""
     # Not .bind(): that would settle on the configuration of this moment, which for a module's logger is none yet.
     return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(where=name))
+
+
+def watch_threads() -> None:
+    """From now on a thread that dies of an error says so here, without the traceback that Python would print."""
+    threading.excepthook = lambda died: get("thread").error("thread died", **fault(died.exc_value or RuntimeError()))
 
 
 def fault(error: BaseException) -> dict[str, str]:

@@ -136,6 +136,7 @@ def run(runtime: Runtime, *, web: bool, worker: bool) -> int:
     Raises :class:`SettingsError` if a secret in use is sealed with a key that is not configured.
     """
     tenants.check_keys(runtime)
+    log.watch_threads()
     ended = threading.Event()
 
     def end(number: int, _: FrameType | None) -> None:

@@ -41,8 +41,6 @@ def _set(runtime: Runtime, tenant: Tenant, agent_id: UUID, *, paused: bool) -> b
             values |= {"refused_at": None, "refusals": 0}
             work.want(conn, tenant.tenant_id, "held")
             close_alarm(conn, tenant.tenant_id, "agent_refused", str(agent_id))
-        conn.execute(
-            sa.update(agents).where(c.tenant_id == tenant.tenant_id, c.agent_id == agent_id).values(**values)
-        )
+        conn.execute(sa.update(agents).where(c.tenant_id == tenant.tenant_id, c.agent_id == agent_id).values(**values))
     runtime.wake()
     return before.paused_by_admin is not paused or (not paused and before.refusals > 0)

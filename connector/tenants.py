@@ -36,7 +36,12 @@ class Installed:
 
 
 def add_tenant(
-    runtime: Runtime, name: str, crm: str, *, base_url: str | None, parameters: Mapping[str, str],
+    runtime: Runtime,
+    name: str,
+    crm: str,
+    *,
+    base_url: str | None,
+    parameters: Mapping[str, str],
     secret_values: Mapping[str, str],
 ) -> UUID:
     """Add a tenant with its credentials and a hook. Raises :class:`TurnlockError` with every problem at once."""
@@ -67,9 +72,7 @@ def add_tenant(
     try:
         with unit(runtime.engine) as (conn, _):
             conn.execute(
-                sa.insert(tenants).values(
-                    tenant_id=tenant_id, name=name, crm=crm, base_url=base_url, parameters=filled
-                )
+                sa.insert(tenants).values(tenant_id=tenant_id, name=name, crm=crm, base_url=base_url, parameters=filled)
             )
             flags.start_flags(conn, tenant_id, runtime.stages(conn))
             for secret_name, value in secret_values.items():
@@ -155,7 +158,9 @@ def _new_hook(runtime: Runtime, conn: sa.Connection, tenant_id: UUID) -> None:
     token = random_secrets.token_urlsafe(32)
     conn.execute(
         sa.insert(hooks).values(
-            tenant_id=tenant_id, hook_id=new_id(), token_hash=token_hash(token),
+            tenant_id=tenant_id,
+            hook_id=new_id(),
+            token_hash=token_hash(token),
             sealed_token=runtime.vault.seal(tenant_id, "hook_token", token),
         )
     )

@@ -219,9 +219,7 @@ class Worker:
             with self._idle_lock:
                 self._idle += 1
             try:
-                taken = self._board.take(
-                    _SENDING, 5.0, lambda: self._stopping.is_set() or not self._leased.empty()
-                )
+                taken = self._board.take(_SENDING, 5.0, lambda: self._stopping.is_set() or not self._leased.empty())
             finally:
                 with self._idle_lock:
                     self._idle -= 1

@@ -234,9 +234,10 @@ def load_agents(
 ) -> dict[UUID, Agent]:
     """Agents as Turnlock knows them now, those asked for or all."""
     a, r = t.agents.c, t.agent_refs.c
-    columns = [a.agent_id, a.name, a.active, a.refused_at]
+    columns: list[Any] = [a.agent_id, a.name, a.active, a.refused_at]
     if Flag.SKIPS in flags:
-        columns += [a.paused_by_crm, a.paused_by_admin, a.zone, a.hours]
+        zone = sa.func.coalesce(a.zone_by_admin, a.zone).label("zone")
+        columns += [a.paused_by_crm, a.paused_by_admin, zone, a.hours]
     query = (
         sa.select(*columns, r.ref)
         .join(t.agent_refs, (r.tenant_id == a.tenant_id) & (r.agent_id == a.agent_id))

@@ -182,7 +182,9 @@ agents = sa.Table(
     _time("seen_at", now=True),
     sa.Column("paused_by_crm", sa.Boolean, nullable=False, server_default=sa.text("false")),
     sa.Column("paused_by_admin", sa.Boolean, nullable=False, server_default=sa.text("false")),
+    # The CRM's, and the configuration's, which wins: kept apart, so that a sync never undoes the admin.
     sa.Column("zone", sa.Text, nullable=False, server_default=sa.text("'UTC'")),
+    sa.Column("zone_by_admin", sa.Text),
     sa.Column("hours", JSONB(none_as_null=True)),
     sa.PrimaryKeyConstraint("tenant_id", "agent_id"),
 )
@@ -402,5 +404,11 @@ STAGE_TABLES = {Flag.RULES: (rules,), Flag.ROTATION: (turns, ledger, owed_turns)
 STAGE_COLUMNS = {
     Flag.ROTATION: (queues.c.position, queues.c.floor, queues.c.seq, members.c.tag, members.c.last_turn),
     Flag.WEIGHTS: (members.c.weight,),
-    Flag.SKIPS: (agents.c.paused_by_crm, agents.c.paused_by_admin, agents.c.zone, agents.c.hours),
+    Flag.SKIPS: (
+        agents.c.paused_by_crm,
+        agents.c.paused_by_admin,
+        agents.c.zone,
+        agents.c.zone_by_admin,
+        agents.c.hours,
+    ),
 }

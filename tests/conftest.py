@@ -79,9 +79,7 @@ def make_rig(runtime: Runtime) -> Iterator[Callable[..., Rig]]:
     """Builds rigs: ``make_rig(crm="generic", worker=False, config=..., **sandbox settings)``."""
     with ExitStack() as stack:
 
-        def make(
-            crm: str = "followupboss", *, worker: bool = True, config: str | None = None, **sandbox: Any
-        ) -> Rig:
+        def make(crm: str = "followupboss", *, worker: bool = True, config: str | None = None, **sandbox: Any) -> Rig:
             running = stack.enter_context(Sandbox(retry_scale=0.001, **sandbox))
             rig = Rig(runtime, running, crm)
             stack.callback(rig.stop)

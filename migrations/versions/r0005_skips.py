@@ -12,6 +12,7 @@ ALTER TABLE agents
     ADD COLUMN paused_by_crm BOOLEAN DEFAULT false NOT NULL,
     ADD COLUMN paused_by_admin BOOLEAN DEFAULT false NOT NULL,
     ADD COLUMN zone TEXT DEFAULT 'UTC' NOT NULL,
+    ADD COLUMN zone_by_admin TEXT,
     ADD COLUMN hours JSONB;
 """
 

@@ -252,7 +252,10 @@ class Bench:
                     self._until(rig, before + 300)
                     began = time.monotonic()
                     self._storm(
-                        self.port, path, lambda n, first=first: make(first + 300 + n), BURST  # type: ignore[misc]
+                        self.port,
+                        path,
+                        lambda n, first=first: make(first + 300 + n),
+                        BURST,  # type: ignore[misc]
                     )
                     accepted = time.monotonic() - began
                     self._until(rig, before + 300 + BURST)
@@ -332,8 +335,10 @@ class Bench:
             self._decide(rig, 50)
             ruled = self._decide(rig, 200)
             word = self.report.bound("500 rules", ruled <= 2 * many)
-            say(f"- with 500 rules, none of which matches: {ruled * 1000:.2f} ms a lead, {ruled / many:.2f} x "
-                f"(bound 2: {word})")
+            say(
+                f"- with 500 rules, none of which matches: {ruled * 1000:.2f} ms a lead, {ruled / many:.2f} x "
+                f"(bound 2: {word})"
+            )
             say()
             self._profile(rig)
 
@@ -434,9 +439,10 @@ def main() -> int:
     report.say()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(report, Path(folder))
-        with EmbeddedPostgres(bench.settings.home) as server, open_runtime(
-            bench.settings, upgrade=True, threads=12
-        ) as runtime:
+        with (
+            EmbeddedPostgres(bench.settings.home) as server,
+            open_runtime(bench.settings, upgrade=True, threads=12) as runtime,
+        ):
             bench.owner_url = server.owner_url
             if "latency" in options.parts:
                 bench.one_at_a_time(runtime)

@@ -473,9 +473,7 @@ def test_stop_of_a_server_that_is_down(home: Path, base: Path) -> None:
 
 
 def test_a_frozen_server_dies_with_stop(home: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        embedded, "STOP", tuple((how, 0.3 if how != signal.SIGKILL else 9) for how, _ in embedded.STOP)
-    )
+    monkeypatch.setattr(embedded, "STOP", tuple((how, 0.3 if how != signal.SIGKILL else 9) for how, _ in embedded.STOP))
     with EmbeddedPostgres(home) as pg:
         pid = pg.postmaster_pid()
         assert pid is not None

@@ -211,9 +211,13 @@ def test_a_queue_that_serves_both_roles_gives_owners_although_a_collaborator_wai
         "rules:\n- {name: two, role: collaborator, to: {queue: All}}\n"
     )
     live.pause(BEN)
-    refs = live.burst(3)
+    refs = live.burst(2)
+    live.settle()
+    assert live.one("SELECT count(*) FROM lead_roles WHERE tenant_id = :t AND state = 'held'") == 2
+    refs += live.burst(1)
     live.settle()
     assert live.owners(refs) == [ANA, ANA, ANA]
+    assert live.decisions(refs[2]) == [("new", "assigned", ANA)]  # it never waited
     live.pause(BEN, False)
     until(lambda: all(collaborators(live, ref) for ref in refs), what="the collaborators")
     assert [collaborators(live, ref) for ref in refs] == [[BEN], [BEN], [BEN]]

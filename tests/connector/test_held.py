@@ -125,6 +125,20 @@ def test_an_emptied_and_refilled_queue_serves_those_who_waited(rig: Rig) -> None
     assert served(rig, refs) == [DEE, ELI, DEE] == rig.turns()
 
 
+def test_a_lead_that_comes_to_wait_elsewhere_keeps_its_place_in_time(rig: Rig) -> None:
+    queues = "default_queue: Rest\nqueues:\n  Luxury: {members: ['12']}\n  Rest: {members: ['13']}\n"
+    rig.configure(queues + "rules:\n- {name: luxury, when: {field: price, at_least: 900000}, to: {queue: Luxury}}\n")
+    all_away(rig, True, ANA, BEN)
+    older, newer = wait(rig, 1, price=1_000_000) + wait(rig, 1, price=300_000)
+    rig.configure(queues)
+    in_rest = "SELECT count(*) FROM lead_roles JOIN queues USING (tenant_id, queue_id) WHERE name = 'Rest'"
+    until(lambda: rig.one(in_rest) == 2, what="both in one queue")
+    rig.settle_owners()
+    rig.pause(BEN, False)
+    assert served(rig, [older, newer]) == [BEN, BEN]
+    assert leads_by_turn(rig) == [older, newer]
+
+
 def test_held_leads_survive_a_restart(rig: Rig) -> None:
     all_away(rig)
     refs = wait(rig, 2)
@@ -319,6 +333,13 @@ def test_a_sync_sees_who_is_new_who_left_and_who_is_not_there_any_more(rig: Rig)
     rig.audit()
 
 
+def test_an_empty_list_of_agents_is_not_believed(rig: Rig) -> None:
+    rig.first_round()
+    rig.sandbox.fault("empty", method="GET", path="/users$", times=1)
+    assert rig.sync()["missing"] == 0
+    assert rig.assign() == ANA
+
+
 def test_whoever_the_crm_pauses_is_passed_over_until_the_crm_ends_it(rig: Rig) -> None:
     rig.sandbox.pause_agent(int(ANA))
     rig.run_chore("agents")
@@ -328,6 +349,25 @@ def test_whoever_the_crm_pauses_is_passed_over_until_the_crm_ends_it(rig: Rig) -
     rig.sandbox.resume_agent(int(ANA))
     rig.run_chore("agents")
     assert [rig.assign() for _ in range(2)] == [ANA, BEN]
+    rig.settle_owners()
+    rig.audit()
+
+
+def test_working_hours_follow_the_crms_zone_until_the_admin_names_one(rig: Rig) -> None:
+    def hours(zone: str = "") -> str:
+        return f"{ABC}agents:\n  '{ANA}': {{{zone}hours: {{mon: ['09:00-17:00']}}}}\n"
+
+    rig.at("2026-02-09T14:30:00+00:00")  # Monday 08:30 in Chicago, 09:30 in New York
+    rig.configure(hours())
+    assert rig.skips(rig.burst(1)[0]) == {ANA: "off_hours"}
+    rig.sandbox.change_agent(int(ANA), zone="America/New_York")
+    rig.sync()
+    assert rig.assign() == ANA
+    rig.configure(hours("zone: America/Chicago, "))
+    rig.sync()
+    assert rig.skips(rig.burst(1)[0]) == {ANA: "off_hours"}
+    rig.configure(hours())
+    assert rig.skips(rig.burst(1)[0]) == {}
     rig.settle_owners()
     rig.audit()
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from connector import configuration
+from connector.database import unit
+from routing import store
 from tests.rig import ABC, ANA, BEN, CY, DEE, ELI, Rig, until
 
 AB_AND_CD = """
@@ -364,6 +368,25 @@ def test_a_configuration_that_changes_while_leads_come_in_loses_none(make_rig: C
     rig.audit()
 
 
+def test_a_lead_that_waited_for_its_queue_is_decided_by_the_configuration_that_came_first(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configuration, "unit", partial(unit, lock_timeout="15s"))
+    queue_id = rig.one("SELECT queue_id FROM queues WHERE tenant_id = :t")
+    blocked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    new = ABC + "rules:\n- {name: new, to: {queue: All}}\n"
+    applying = threading.Thread(target=rig.configure, args=(new,))
+    with unit(rig.runtime.engine) as (conn, _):
+        store.lock_queues(conn, rig.tenant.tenant_id, [queue_id])
+        applying.start()
+        until(lambda: rig.one(blocked) == 1, what="a configuration that waits for the queue")
+        ref = rig.create()
+        until(lambda: rig.one(blocked) == 2, what="a lead that waits behind it")
+    applying.join(20)
+    assert rig.wait_owner(ref) == ANA
+    assert (rig.decision(ref).config_version, rig.decision(ref).rule) == (2, "new")
+
+
 def test_members_who_come_and_go_leave_the_line_of_the_others_as_it_was(rig: Rig) -> None:
     def members(*refs: str) -> None:
         rig.configure(f"default_queue: All\nqueues:\n  All:\n    members: {list(refs)}\n")
@@ -376,6 +399,18 @@ def test_members_who_come_and_go_leave_the_line_of_the_others_as_it_was(rig: Rig
     members(DEE, BEN, CY, ELI)  # another order in the file costs nobody their place
     more = rig.burst(4)
     same(rig, more, [DEE, BEN, CY, ELI])
+
+
+def test_a_queue_that_was_away_comes_back_with_its_count(rig: Rig) -> None:
+    refs = rig.burst(2)
+    rig.settle_owners()
+    rig.configure("default_queue: Other\nqueues:\n  Other: {members: ['15']}\n")
+    refs += rig.burst(1)
+    rig.settle_owners()
+    rig.configure(ABC)
+    refs += rig.burst(3)
+    same(rig, refs, [ANA, BEN, DEE, ANA, BEN, CY])
+    assert (rig.position("All"), rig.position("Other")) == (5, 1)
 
 
 def test_weights_are_dealt_smoothly_and_change_without_a_reset(rig: Rig) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +18,7 @@ from cryptography.fernet import Fernet
 
 import connector.decide
 from adapters import registry
-from connector import accept, process, tenants
+from connector import accept, log, process, tenants
 from connector.errors import SettingsError
 from connector.log import ALLOWED
 from connector.runtime import Runtime
@@ -44,7 +47,7 @@ def fail_in_sql(conn: sa.Connection, *_: Any, **__: Any) -> NoReturn:
     raise AssertionError("unreachable")
 
 
-def through_every_door(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def through_every_door(rig: Rig, monkeypatch: pytest.MonkeyPatch, logs: io.StringIO) -> Iterator[str]:
     """Send canaries along every path, good and bad; yields what was answered."""
 
     def post(body: bytes, headers: dict[str, str] | None = None, event: str = "x") -> str:
@@ -81,21 +84,16 @@ def through_every_door(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
     rig.sandbox.clear_faults()
     # Defects in the worker: while it decides, in its SQL, while it writes.
     monkeypatch.setattr(connector.decide, "_FAULT_TRIES", 1)
-    for owner, what, how in (
-        (Bench, "decide", fail),
-        (saving, "save_decisions", fail_in_sql),
-        (type(rig.tenant.adapter), "set_owner", fail),
+    for owner, what, how, told in (
+        (Bench, "decide", fail, "decision failed"),
+        (saving, "save_decisions", fail_in_sql, "decision failed"),
+        (type(rig.tenant.adapter), "set_owner", fail, "write-back failed"),
     ):
+        before = logs.getvalue().count(told)
         with monkeypatch.context() as patched:
-            happened: list[bool] = []
-
-            def broken(*args: Any, how: Any = how, happened: list[bool] = happened, **more: Any) -> NoReturn:
-                happened.append(True)
-                how(*args, **more)
-
-            patched.setattr(owner, what, broken)
+            patched.setattr(owner, what, how)
             rig.create(**LEAD)
-            until(lambda happened=happened: rig.due_now() or happened, what=f"a fault in {what}")
+            until(lambda b=before, t=told: rig.due_now() or logs.getvalue().count(t) > b, what=f"a fault in {what}")
     rig.sandbox.delete_leads([int(rig.create(**LEAD))])
     last = rig.create(**LEAD)
     until(lambda: rig.due_now() or rig.owner(last), what="the owner of the last lead")
@@ -126,7 +124,7 @@ def test_no_path_and_no_fault_lets_a_person_or_a_secret_out(
 ) -> None:
     with captured_logs() as logs:
         rig = make_rig(crm=crm, config=ABC + RULES)
-        answers = list(through_every_door(rig, monkeypatch))
+        answers = list(through_every_door(rig, monkeypatch, logs))
         rig.stop_worker()
     said = [json.loads(line) for line in logs.getvalue().splitlines()]
     account = rig.sandbox.account()
@@ -157,8 +155,6 @@ def test_no_path_and_no_fault_lets_a_person_or_a_secret_out(
 
 
 def test_a_librarys_warning_is_told_by_its_name_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    import logging
-
     with captured_logs() as logs:
         logging.getLogger("waitress").error("Exception while serving %s", "/hooks/kanaria", exc_info=ValueError(NAME))
         logging.getLogger("urllib3.connectionpool").warning("Retrying %s", EMAIL)
@@ -170,9 +166,21 @@ def test_a_librarys_warning_is_told_by_its_name_alone(capfd: pytest.CaptureFixtu
     assert leaks(logs.getvalue() + capfd.readouterr().err, PERSONAL) == []
 
 
-def test_a_field_that_is_not_on_the_list_is_not_logged() -> None:
-    from connector import log
+def test_a_thread_that_dies_says_where_and_nothing_more(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # as it was, after this test
+    with captured_logs() as logs:
+        log.watch_threads()
+        dying = threading.Thread(target=fail)
+        dying.start()
+        dying.join()
+    (line,) = map(json.loads, logs.getvalue().splitlines())
+    assert (line["event"], line["error"], line["where"].partition(":")[0]) == ("thread died", "RuntimeError", "fail")
+    assert leaks(logs.getvalue() + capfd.readouterr().err, PERSONAL) == []
 
+
+def test_a_field_that_is_not_on_the_list_is_not_logged() -> None:
     with captured_logs() as logs:
         log.get("test").warning("something", tenant="acme", name=NAME, email=EMAIL, body=MESSAGE, url="http://x/t")
     (line,) = map(json.loads, logs.getvalue().splitlines())

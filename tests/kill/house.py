@@ -27,7 +27,8 @@ from cryptography.fernet import Fernet
 from psycopg import sql
 
 from connector.database import make_engine
-from connector.embedded import EmbeddedError, EmbeddedPostgres
+from connector.embedded import EmbeddedPostgres
+from connector.embedded_cluster import EmbeddedError
 from connector.runtime import Runtime
 from connector.sandbox.remote import Remote
 from connector.settings import Settings

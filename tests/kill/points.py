@@ -54,7 +54,7 @@ class Freezer:
             conn.autocommit = False
             conn.execute("SET LOCAL lock_timeout = '3s'")
             try:
-                conn.execute(f"LOCK TABLE {table} IN {mode} MODE")  # type: ignore[arg-type]
+                conn.execute(f"LOCK TABLE {table} IN {mode} MODE")
             except psycopg.errors.LockNotAvailable as error:
                 raise Missed(f"{table} could not be locked") from error
             yield conn.rollback
@@ -105,7 +105,9 @@ class Freezer:
         raise Missed(query)
 
 
-Point = Callable[[House], None]
+#: Makes a lead come in, so that somebody comes to the point.
+Come = Callable[[], None]
+Point = Callable[[House, Come], None]
 #: Every point by its name.
 POINTS: dict[str, Point] = {}
 
@@ -118,16 +120,18 @@ def _point(name: str) -> Callable[[Point], Point]:
     return add
 
 
-def _at_lock(house: House, table: str, mode: str, query: str, names: tuple[str, ...] = WORKERS) -> None:
+def _at_lock(house: House, come: Come, table: str, mode: str, query: str, names: tuple[str, ...] = WORKERS) -> None:
     freezer = Freezer(house)
     with freezer.locked(table, mode):
+        come()
         house.kill(freezer.wait(query, names).name)
 
 
-def _at_commit(house: House, table: str, query: str, names: tuple[str, ...] = WORKERS) -> None:
+def _at_commit(house: House, come: Come, table: str, query: str, names: tuple[str, ...] = WORKERS) -> None:
     """Freeze in the middle of a transaction, let it go on to its commit, and kill its process there."""
     freezer = Freezer(house)
     with freezer.locked(table, _WRITES) as let_go:
+        come()
         waiter = freezer.wait(query, names)
         with freezer.commits_held():
             let_go()
@@ -138,34 +142,36 @@ def _at_commit(house: House, table: str, query: str, names: tuple[str, ...] = WO
 
 
 @_point("W1 body read")
-def _w1(house: House) -> None:
-    _at_lock(house, "hooks", _ALL, "FROM hooks", (WEB,))
+def _w1(house: House, come: Come) -> None:
+    _at_lock(house, come, "hooks", _ALL, "FROM hooks", (WEB,))
 
 
 @_point("W2 verified")
-def _w2(house: House) -> None:
+def _w2(house: House, come: Come) -> None:
     # The statement that stores is one round trip: so that nothing of it happens, its session is ended with it.
     freezer = Freezer(house)
     with freezer.locked("dedupe_keys", _WRITES), house.admin() as conn:
+        come()
         waiter = freezer.wait(_STORE, (WEB,))
         house.kill(waiter.name)
         conn.execute("SELECT pg_terminate_backend(%s, 2000)", [waiter.pid])
 
 
 @_point("W3 storing")
-def _w3(house: House) -> None:
+def _w3(house: House, come: Come) -> None:
     # Here the database goes on and commits for a client that is dead.
-    _at_lock(house, "dedupe_keys", _WRITES, _STORE, (WEB,))
+    _at_lock(house, come, "dedupe_keys", _WRITES, _STORE, (WEB,))
 
 
 @_point("W4 committed, not answered")
-def _w4(house: House) -> None:
-    _at_commit(house, "dedupe_keys", _STORE, (WEB,))
+def _w4(house: House, come: Come) -> None:
+    _at_commit(house, come, "dedupe_keys", _STORE, (WEB,))
 
 
 @_point("W5 answered")
-def _w5(house: House) -> None:
+def _w5(house: House, come: Come) -> None:
     last = max((row["id"] for row in house.crm.deliveries()), default=0)
+    come()
     ends = time.monotonic() + _PATIENCE
     while time.monotonic() < ends:
         if any(row["state"] == "delivered" for row in house.crm.deliveries(since=last)):
@@ -179,75 +185,76 @@ def _w5(house: House) -> None:
 
 
 @_point("R1 claimed")
-def _r1(house: House) -> None:
-    _at_lock(house, "lead_refs", _ALL, "FROM lead_refs JOIN leads")
+def _r1(house: House, come: Come) -> None:
+    _at_lock(house, come, "lead_refs", _ALL, "FROM lead_refs JOIN leads")
 
 
 @_point("R2 queue locked")
-def _r2(house: House) -> None:
-    _at_lock(house, "members", _ALL, "FROM members")
+def _r2(house: House, come: Come) -> None:
+    _at_lock(house, come, "members", _ALL, "FROM members")
 
 
 @_point("R3 assigned")
-def _r3(house: House) -> None:
-    _at_lock(house, "turns", _WRITES, "^INSERT INTO turns")
+def _r3(house: House, come: Come) -> None:
+    _at_lock(house, come, "turns", _WRITES, "^INSERT INTO turns")
 
 
 @_point("R4 turn taken")
-def _r4(house: House) -> None:
-    _at_lock(house, "outbox", _WRITES, "^INSERT INTO outbox.*claims")
+def _r4(house: House, come: Come) -> None:
+    _at_lock(house, come, "outbox", _WRITES, "^INSERT INTO outbox.*claims")
 
 
 @_point("R5 position moved")
-def _r5(house: House) -> None:
-    _at_lock(house, "ledger", _WRITES, "^INSERT INTO ledger")
+def _r5(house: House, come: Come) -> None:
+    _at_lock(house, come, "ledger", _WRITES, "^INSERT INTO ledger")
 
 
 @_point("R6 committed, not known")
-def _r6(house: House) -> None:
-    _at_commit(house, "ledger", "^INSERT INTO ledger")
+def _r6(house: House, come: Come) -> None:
+    _at_commit(house, come, "ledger", "^INSERT INTO ledger")
 
 
 # -- senders --------------------------------------------------------------------------------------------------
 
 
 @_point("S1 claimed")
-def _s1(house: House) -> None:
-    _at_lock(house, "agent_refs", _ALL, "(?=.*agent_refs)(?=.*breakers)")
+def _s1(house: House, come: Come) -> None:
+    _at_lock(house, come, "agent_refs", _ALL, "(?=.*agent_refs)(?=.*breakers)")
 
 
 @_point("S2 read, not sent")
-def _s2(house: House) -> None:
-    _while_held(house, apply=False, outcome="drop")
+def _s2(house: House, come: Come) -> None:
+    _while_held(house, come, apply=False, outcome="drop")
 
 
 @_point("S3 sent, done late")
-def _s3_late(house: House) -> None:
-    _while_held(house, apply=False, outcome="answer")
+def _s3_late(house: House, come: Come) -> None:
+    _while_held(house, come, apply=False, outcome="answer")
 
 
 @_point("S3 done, not answered")
-def _s3_done(house: House) -> None:
-    _while_held(house, apply=True, outcome="drop")
+def _s3_done(house: House, come: Come) -> None:
+    _while_held(house, come, apply=True, outcome="drop")
 
 
 @_point("S4 answered, not recorded")
-def _s4(house: House) -> None:
-    _at_lock(house, "assignments", _WRITES, _CONFIRM)
+def _s4(house: House, come: Come) -> None:
+    _at_lock(house, come, "assignments", _WRITES, _CONFIRM)
 
 
 @_point("S5 recorded, not known")
-def _s5(house: House) -> None:
-    _at_commit(house, "assignments", _CONFIRM)
+def _s5(house: House, come: Come) -> None:
+    _at_commit(house, come, "assignments", _CONFIRM)
 
 
-def _while_held(house: House, *, apply: bool, outcome: str) -> None:
+def _while_held(house: House, come: Come, *, apply: bool, outcome: str) -> None:
     """Kill whoever waits for the answer to an owner write. It is not told which worker that is: both go.
 
     Not done before and dropped after: as if it never left. Not done before and let go: a write of the dead.
     """
     fault = house.crm.fault(what="hold", method="PUT", apply=apply, times=1)
     try:
+        come()
         if not house.crm.wait_held(count=1, timeout=_PATIENCE):
             raise Missed("no write was held")
         for name in WORKERS:

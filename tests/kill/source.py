@@ -29,6 +29,6 @@ def copy_source(to: Path, patches: Sequence[Patch] = ()) -> Path:
     for patch in patches:
         path = to / patch.file
         text = path.read_text("utf-8")
-        assert text.count(patch.old) == 1, f"{patch.file} holds this {text.count(patch.old)} times, not once:\n{patch.old}"
+        assert text.count(patch.old) == 1, f"{text.count(patch.old)} times in {patch.file}, not once:\n{patch.old}"
         path.write_text(text.replace(patch.old, patch.new), "utf-8")
     return to

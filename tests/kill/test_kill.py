@@ -1,0 +1,63 @@
+"""Kill runs: kill -9 of everything, at every step and at any moment, and no promise broken.
+
+``TURNLOCK_KILL_LEADS``, ``TURNLOCK_KILLS``, ``TURNLOCK_POSTGRES_KILLS`` and ``TURNLOCK_KILL_SEED`` make the long run
+longer: 10000, 200, 5.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.kill.points import POINTS
+from tests.kill.rig import KillRun, Size
+from tests.kill.source import copy_source
+
+_SLICE = (
+    "W3 storing",
+    "W4 committed, not answered",
+    "R4 turn taken",
+    "R6 committed, not known",
+    "S3 done, not answered",
+)
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ.get(name) or default)
+
+
+def _held(tmp_path: Path, size: Size) -> None:
+    report = KillRun(tmp_path, copy_source(tmp_path / "source"), size).run()
+    print(f"\n{report}")
+    assert not report.broken, str(report)
+    assert report.kills >= size.kills
+    assert report.postgres_kills == size.postgres_kills
+    assert set(report.met) == (set(size.points) if size.each_point else set())
+    assert report.looks > 0
+
+
+def test_ten_kills_break_no_promise(tmp_path: Path) -> None:
+    _held(tmp_path, Size(leads=120, kills=10, points=_SLICE, each_point=1))
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(3600)
+def test_many_kills_at_every_point_and_of_postgres_break_no_promise(tmp_path: Path) -> None:
+    kills = _number("TURNLOCK_KILLS", 60)
+    size = Size(
+        leads=_number("TURNLOCK_KILL_LEADS", 2000),
+        kills=kills,
+        postgres_kills=_number("TURNLOCK_POSTGRES_KILLS", 3),
+        each_point=max(1, kills // 30),
+        seed=_number("TURNLOCK_KILL_SEED", 1),
+    )
+    assert size.kills >= len(POINTS) + 3
+    _held(tmp_path, size)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_kills_at_every_point_of_a_crm_with_whole_payloads_and_conditional_writes(tmp_path: Path) -> None:
+    _held(tmp_path, Size(leads=300, kills=24, postgres_kills=1, each_point=1, crm="generic"))
