@@ -281,9 +281,12 @@ def _events(element: Any) -> list[Event]:
     events: dict[str, Event] = {}
     for position, value in enumerate(body.items("resourceIds")):
         try:
-            ref = str(int(payload.ref(value)))  # ids are whole numbers
+            ref = payload.ref(value)
+            if not ref.isdigit():  # ids are whole numbers; ``ref`` lets ASCII through only
+                raise Unreadable("wrong_type")
+            ref = str(int(ref))
             events.setdefault(ref, Event(_KINDS[topic], f"{event_id}:{ref}", ref=ref, occurred_at=occurred_at))
-        except (Unreadable, ValueError):
+        except Unreadable:
             key = f"{event_id}:at{position}"
             events[key] = Event(EventKind.UNREADABLE, key, occurred_at=occurred_at, problem="wrong_type")
     return list(events.values())

@@ -38,7 +38,7 @@ class Life:
 
     def __init__(self) -> None:
         self._number = secrets.randbelow(2**31 - 1) + 1
-        self._holds = False
+        self._holds = threading.Event()
         self._lock = threading.Lock()
         self._seen: dict[int, float] = {}
         self._began = self._looked = float("-inf")
@@ -53,15 +53,19 @@ class Life:
         # not seen the end of: it is worth a moment, not more.
         conn.execute("SET lock_timeout = '3s'")
         conn.execute("SELECT pg_advisory_lock(%s, %s)", [_CLASS, self._number])
-        self._holds = True
+        self._holds.set()
         try:
             yield
         finally:
-            self._holds = False  # what is leased from now on is leased by time alone
+            self._holds.clear()  # what is leased from now on is leased by time alone
+
+    def wait_held(self, seconds: float) -> bool:
+        """Wait until others see this process alive; False when that has not come about in time."""
+        return self._holds.wait(seconds)
 
     def new_lease(self) -> UUID:
         """A fresh lease. It names this process: version 8, of which the first four bytes are the number of its lock."""
-        if not self._holds:
+        if not self._holds.is_set():
             return new_id()
         value = self._number << 96 | secrets.randbits(96)
         return UUID(int=value & ~(0xF << 76) & ~(0x3 << 62) | 8 << 76 | 2 << 62)

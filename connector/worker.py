@@ -30,6 +30,8 @@ from routing.saving import Ordered
 
 # The net under lost wakes, and what makes rows due by time alone start: half a second late at most.
 _LOOK = 0.5
+# How long a start waits for the connection that shows that this process lives.
+_SEEN = 3.0
 # How long a stop waits for work in hand; longer than a sender's calls, shorter than what process managers grant.
 DRAIN = 20.0
 
@@ -135,7 +137,10 @@ class Worker:
     def start(self) -> None:
         """Start all threads."""
         self._runtime.wake.subscribe(self.woken)
-        for thread in (*self._threads, self._listener):
+        self._listener.start()
+        # What is leased before this counts by time alone, should the process be killed in the middle of it.
+        self._runtime.life.wait_held(_SEEN)
+        for thread in self._threads:
             thread.start()
 
     def stop(self, drain: float = DRAIN) -> bool:
@@ -318,4 +323,4 @@ class Worker:
                 step()
             except psycopg.Error as error:  # the scout's look covers what is missed meanwhile
                 _log.warning("listener lost", **log.fault(error))
-                self._ended.wait(1.0)
+                self._ended.wait(random.uniform(0.2, 0.5))  # noqa: S311 - jitter, not a secret

@@ -15,7 +15,7 @@ from functools import partial
 
 import pytest
 
-from connector import byhand, decide, flags, replay, work
+from connector import byhand, decide, flags, inbox, replay
 from connector.database import unit
 from connector.decide import Decider
 from connector.runtime import Runtime
@@ -442,7 +442,7 @@ def every_turn_once(rig: Rig, leads: int, *, even: bool = True) -> None:
 
 
 def test_45_code_that_also_reads_the_queue_takes_every_turn_once(many: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "BATCH_DELIVERIES", 5)
+    monkeypatch.setattr(inbox, "BATCH_DELIVERIES", 5)
     decide_all(many, 400, 8, many.next_up)
     every_turn_once(many, 400)
 
@@ -450,7 +450,7 @@ def test_45_code_that_also_reads_the_queue_takes_every_turn_once(many: Rig, monk
 def test_45_without_the_lock_the_same_run_fails(many: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken twin, to show that the run above can fail: a store that reads the queue without its lock."""
     monkeypatch.setattr(store, "lock_queues", lambda conn, tenant_id, queue_ids: sorted(queue_ids))
-    monkeypatch.setattr(work, "BATCH_DELIVERIES", 1)
+    monkeypatch.setattr(inbox, "BATCH_DELIVERIES", 1)
     monkeypatch.setattr(decide, "_FAULT_TRIES", 1)
     decide_all(many, 30, 8, many.next_up)
     with pytest.raises(AssertionError):
@@ -468,7 +468,7 @@ def test_47_an_agent_who_comes_and_goes_gets_their_share_of_what_they_are_there_
 
 
 def test_49_sixteen_deciders_at_once_lose_no_lead(many: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "BATCH_DELIVERIES", 1)
+    monkeypatch.setattr(inbox, "BATCH_DELIVERIES", 1)
     monkeypatch.setattr(decide, "unit", partial(unit, lock_timeout="100ms"))
     tenant_id = many.tenant.tenant_id
     queue_id = many.one("SELECT queue_id FROM queues WHERE tenant_id = :t")

@@ -95,10 +95,13 @@ _SQL = {
             AND low.state = 'open' AND high.state = 'confirmed'
     """,
     "overdue_lease": f"""
-        SELECT format('event %s: its lease ended %s ago', event_id, clock_timestamp() - leased_until) FROM events
+        SELECT format('event %s: lease %s of claim %s ended %s ago', event_id, lease, claims,
+            clock_timestamp() - leased_until)
+        FROM events
         WHERE state = 'waiting' AND leased_until < clock_timestamp() - interval '{_LEASE_GRACE} s'
         UNION ALL
-        SELECT format('%s write %s: its lease ended %s ago', kind, outbox_id, clock_timestamp() - leased_until)
+        SELECT format('%s write %s: lease %s of claim %s ended %s ago, due at %s', kind, outbox_id, lease, claims,
+            clock_timestamp() - leased_until, due_at)
         FROM outbox
         WHERE state = 'open' AND kind <> 'note' AND leased_until < clock_timestamp() - interval '{_LEASE_GRACE} s'
     """,

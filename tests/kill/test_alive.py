@@ -69,7 +69,7 @@ def test_the_lease_of_a_process_that_died_is_free_after_the_grace(runtime: Runti
 
 def test_a_process_that_was_never_seen_is_given_the_grace_as_well(runtime: Runtime) -> None:
     stranger, observer = Life(), Life()
-    stranger._holds = True
+    stranger._holds.set()
     lease = stranger.new_lease()
     look(runtime, observer)
     assert not is_free(runtime, observer, lease)
