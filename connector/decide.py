@@ -104,7 +104,7 @@ class Decider:
             planned = Planned(row, self._runtime.plan(conn, row))
         groups: dict[UUID | None, list[Item]] = {}
         for item in items:
-            groups.setdefault(planned.first_queue(item), []).append(item)
+            groups.setdefault(planned.choice(item)[0], []).append(item)
         moved: list[Item] = []
         for group in groups.values():
             try:

@@ -24,6 +24,7 @@ from routing import tables as t
 from routing.decide import Bench, Case, Decision, Outcome, Plan, QueueState
 from routing.gate import Standing, Step, Verdict, gate
 from routing.model import Agent, Flag, Reason, Role
+from routing.rules import Tried
 
 # Behind an own write: woken by its end; this is only for the case that the wake is lost with a crash.
 BEHIND = timedelta(seconds=30)
@@ -38,16 +39,23 @@ class LostLease(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The configuration by which leads were sorted into units."""
+    """The configuration by which leads were sorted into units, and what the rules said of each lead."""
 
     row: store.TenantRow
     plan: Plan
+    choices: dict[UUID, tuple[UUID | None, tuple[Tried, ...]]] = field(default_factory=dict)
 
-    def first_queue(self, item: Item) -> UUID | None:
-        """The queue that the item's lead is decided in first; None when there is nothing to route in one."""
-        if not self.row.unassigned.covers(item.lead) or item.event.kind == "lead_deleted":
-            return None
-        return self.plan.first_queue(item.lead, item.role)
+    def choice(self, item: Item) -> tuple[UUID | None, tuple[Tried, ...]]:
+        """The queue that the item's lead is decided in first, and the rules tried; no queue when nothing is to route.
+
+        Kept per event: trying hundreds of rules is the dearest part of deciding, and its result cannot change while
+        the configuration is the same.
+        """
+        event_id: UUID = item.event.event_id
+        if event_id not in self.choices:
+            routable = self.row.unassigned.covers(item.lead) and item.event.kind != "lead_deleted"
+            self.choices[event_id] = self.plan.first_choice(item.lead, item.role) if routable else (None, ())
+        return self.choices[event_id]
 
 
 @dataclass(slots=True)
@@ -88,7 +96,7 @@ class Unit:
         self._versions = store.lock_leads(conn, tenant_id, {item.lead_id for item in self._items})
         digests = frozenset().union(*(item.identities for item in self._items))
         store.lock_identities(conn, tenant_id, digests)
-        wanted = {q for item in self._items if (q := planned.first_queue(item)) is not None} | set(more_queues)
+        wanted = {q for item in self._items if (q := planned.choice(item)[0]) is not None} | set(more_queues)
         with runtime.busy.asking(wanted) as held:
             if held:
                 set_lock_timeout(conn, PROBE)
@@ -99,7 +107,7 @@ class Unit:
         self._row = store.tenant_row(conn, tenant_id)
         if self._row.version != planned.row.version:
             raise store.ConfigurationChanged
-        self._plan = planned.plan
+        self._planned, self._plan = planned, planned.plan
         self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests)
         self._bench = Bench(self._plan, self._known.agents, self._known.queues, runtime.clock(self._now))
         self._open_writes = {row.lead_id for row in self._known.roles.values() if row.open_write}
@@ -141,6 +149,7 @@ class Unit:
             item.lead,
             was_held=standing is not None and standing.state == "held",
             existing_owner=self._known.existing_owner(item),
+            tried=self._planned.choice(item)[1],
         )
         decision = self._bench.decide(case)
         self._keep(item, standing, decision, verdict)

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
 from routing import ledger, rotation
 from routing.model import Agent, Flag, Lead, Reason, Role, Skip, Target, TargetKind, WhenNobody
 from routing.rotation import Line, Pick
-from routing.rules import RuleSet
+from routing.rules import RuleSet, Tried
 from routing.skips import Unavailable, unavailable
 
 
@@ -57,18 +58,23 @@ class Plan:
     queue_names: Mapping[UUID, str]
     target_agents: frozenset[UUID] = frozenset()
 
-    def first_queue(self, lead: Lead, role: Role) -> UUID | None:
-        """The queue that `lead` would be decided in first; None when its first choice is no queue."""
+    def first_choice(self, lead: Lead, role: Role) -> tuple[UUID | None, tuple[Tried, ...]]:
+        """The queue that `lead` would be decided in first, None when that is no queue, and the rules tried for it."""
+        tried: tuple[Tried, ...] = ()
         if Flag.RULES in self.flags:
-            rule, _ = self.rules.first_match(lead, role)
+            rule, tried = self.rules.first_match(lead, role)
             if rule is not None:
-                return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None)
-        return self.default_queue_id if role is Role.OWNER else None
+                return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None), tried
+        return (self.default_queue_id if role is Role.OWNER else None), tried
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One lead to decide in one role. ``holders`` are agents who hold it in another role."""
+    """One lead to decide in one role. ``holders`` are agents who hold it in another role.
+
+    ``tried`` are the rules that were tried on this very lead under this very plan already, if any: trying is pure,
+    so they need not be tried again.
+    """
 
     lead_id: UUID
     lead: Lead
@@ -77,6 +83,7 @@ class Case:
     existing_owner: UUID | None = None
     holders: frozenset[UUID] = frozenset()
     declined: frozenset[UUID] = frozenset()
+    tried: tuple[Tried, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,8 @@ class _Attempt:
         if Flag.RULES in self.flags:
             tried: list[Any] = []
             self.record["tried"] = tried
-            for attempt in plan.rules.tries(case.lead, case.role):
+            rest = plan.rules.tries(case.lead, case.role, start=len(case.tried))
+            for attempt in chain(case.tried, rest):
                 tried.append(attempt.as_json())
                 if attempt.matched:
                     self.rule = attempt.rule.name

@@ -62,10 +62,10 @@ class RuleSet:
         fields = {name for _, condition in self.compiled(role) for name in condition.fields}
         return frozenset(kind.attribute for name in fields if (kind := field_kind(name)) is not None)
 
-    def tries(self, lead: Lead | Facts, role: Role) -> Iterator[Tried]:
-        """Try every rule of `role` on `lead`, in order, as far as the caller asks."""
+    def tries(self, lead: Lead | Facts, role: Role, *, start: int = 0) -> Iterator[Tried]:
+        """Try the rules of `role` on `lead`, in order from number `start`, as far as the caller asks."""
         facts = lead if isinstance(lead, Facts) else Facts(lead)
-        for rule, condition in self.compiled(role):
+        for rule, condition in self.compiled(role)[start:]:
             verdict = condition.test(facts)
             yield Tried(rule, verdict.value is True, verdict.why, verdict.omitted)
 
