@@ -22,7 +22,7 @@ demo: .venv/ready ## run everything on this machine with a sandbox CRM (ARGS="--
 	@.venv/bin/turnlock demo $(ARGS)
 
 test: .venv/ready ## pass the tests (ARGS="-k name" for some of them)
-	@$(RUN) pytest $(ARGS)
+	@$(RUN) pytest -n auto --dist worksteal $(ARGS)
 
 proof: .venv/ready ## the long ones: kill runs, quiet waits, fuzz
 	@$(RUN) pytest -m proof --timeout 900 $(ARGS)

@@ -19,7 +19,6 @@ from connector import byhand, decide, flags, inbox, replay
 from connector.database import unit
 from connector.decide import Decider
 from connector.runtime import Runtime
-from connector.writeback import Sender
 from routing import store
 from routing.model import Flag
 from tests.rig import ABC, ANA, BEN, CY, DEE, ELI, Rig, until
@@ -185,11 +184,10 @@ def test_17_thirty_restarts_favour_nobody(make_rig: Callable[..., Rig]) -> None:
         assert rig.sandbox.wait_idle()
         engine.dispose()
         reborn = Runtime(rig.runtime.settings, engine)  # no connection and no memory of the life before is left
-        assert Decider(reborn, lambda *_: None, lambda: 0).run(tenant_id)
-        assert Sender(reborn).run(tenant_id, ("owner",)) == 1
-    assert Counter(rig.owners(refs)) == {ANA: 10, BEN: 10, CY: 10}
+        assert Decider(reborn, lambda *_: None, lambda: 0).run(tenant_id) == 1
     rig.start_worker()
     in_step(rig, refs)
+    assert Counter(rig.owners(refs)) == {ANA: 10, BEN: 10, CY: 10}
 
 
 def test_19_one_lead_by_webhook_sweep_and_console_at_once_is_assigned_once(rig: Rig) -> None:

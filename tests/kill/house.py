@@ -95,8 +95,8 @@ class House:
 
     home: Path
     source: Path
-    seed: int = 1
-    retry_scale: float = 0.003
+    seed: int
+    retry_scale: float
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     died: list[str] = field(default_factory=list)
     postgres_kills: int = 0
