@@ -25,7 +25,8 @@ test: .venv/ready ## pass the tests (ARGS="-k name" for some of them)
 	@$(RUN) pytest -n auto --dist worksteal $(ARGS)
 
 proof: .venv/ready ## the long ones: kill runs, quiet waits, fuzz
-	@$(RUN) pytest -m proof --timeout 900 $(ARGS)
+	@$(RUN) pytest -m proof --timeout 900 -n auto --dist worksteal --ignore tests/kill $(ARGS)
+	@$(RUN) pytest -m proof --timeout 900 tests/kill $(ARGS)
 
 realcrm: .venv/ready ## route the leads of a real BottleCRM, installed for it (Python >= 3.12; first time 5 minutes)
 	@$(RUN) tests.realcrm.bottlecrm_up can

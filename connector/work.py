@@ -96,7 +96,10 @@ def claim_outbox(
     limit: int,
     living: Sequence[str] | None = None,
 ) -> Sequence[sa.Row[Any]]:
-    """Claim due writes of these kinds, oldest first, at most the earliest open one per lead and role."""
+    """Claim due writes of these kinds, oldest first, at most the earliest open one per lead and role.
+
+    A note waits for what was ordered before it; an owner never waits for a note.
+    """
     o = outbox.alias("o")
     earlier = outbox.alias("earlier")
     first = ~sa.exists().where(
@@ -105,6 +108,7 @@ def claim_outbox(
         earlier.c.role == o.c.role,
         earlier.c.epoch < o.c.epoch,
         earlier.c.state.in_(("open", "parked")),
+        sa.or_(earlier.c.kind != "note", o.c.kind == "note"),
     )
     # Locked until the claim is written; a row that another worker is claiming is skipped, for that one will send it.
     chosen = (

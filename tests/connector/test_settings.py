@@ -103,7 +103,11 @@ def test_all_problems_come_at_once_each_with_its_fix() -> None:
     assert max(map(len, found)) < 300
 
 
-@pytest.mark.parametrize("keys", ["", " , ", "short", "é" * 44, KEY[:-1], f"{KEY};{OLDER}"])
+@pytest.mark.parametrize(
+    "keys",
+    ["", " , ", "short", "é" * 44, KEY[:-1], f"{KEY};{OLDER}"],
+    ids=["none", "blank", "short", "not ASCII", "cut", "wrong separator"],  # a key is new in every process
+)
 def test_a_missing_or_wrong_sealing_key_says_how_to_make_one(keys: str) -> None:
     (found,) = problems({"TURNLOCK_SECRET_KEYS": keys})
     assert "Fernet.generate_key()" in found
