@@ -281,15 +281,19 @@ def _events(element: Any) -> list[Event]:
     events: dict[str, Event] = {}
     for position, value in enumerate(body.items("resourceIds")):
         try:
-            ref = payload.ref(value)
-            if not ref.isdigit():  # ids are whole numbers; ``ref`` lets ASCII through only
-                raise Unreadable("wrong_type")
-            ref = str(int(ref))
+            ref = _whole(payload.ref(value))
             events.setdefault(ref, Event(_KINDS[topic], f"{event_id}:{ref}", ref=ref, occurred_at=occurred_at))
         except Unreadable:
             key = f"{event_id}:at{position}"
             events[key] = Event(EventKind.UNREADABLE, key, occurred_at=occurred_at, problem="wrong_type")
     return list(events.values())
+
+
+def _whole(ref: str) -> str:
+    """An id of this CRM: a whole number, in one spelling (``ref`` lets ASCII through only)."""
+    if not ref.isdigit():
+        raise Unreadable("wrong_type")
+    return str(int(ref))
 
 
 def _lead(person: Fields) -> Lead:
