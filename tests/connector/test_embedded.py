@@ -434,7 +434,7 @@ def test_kill_9_in_the_middle_of_a_start(home: Path) -> None:
 def test_ctrl_c_in_the_middle_of_a_start(home: Path) -> None:
     _delay_recovery(home)
     process = Process(home)
-    slow = "EmbeddedPostgres(Path(sys.argv[1]), settings={'restore_command': 'sleep 1; false', 'hot_standby': 'off'})"
+    slow = "EmbeddedPostgres(Path(sys.argv[1]), settings={'restore_command': 'sleep 4; false', 'hot_standby': 'off'})"
     process.ask(f"globals().update(pg={slow})")
     process.send("pg.start()")
     assert eventually(lambda: EmbeddedPostgres(home).postmaster_pid() is not None)

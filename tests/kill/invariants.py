@@ -38,7 +38,7 @@ PROMISES = {
     "turn_without_assignment": "each turn is one assignment through the queue, of the same agent",
     "owner_rows": "a decision that orders an owner has exactly one owner row, of its epoch",
     "epochs_out_of_order": "no write of a lower epoch is open once a higher one is confirmed",
-    "overdue_lease": "nothing stays leased past the end of its lease",
+    "overdue_lease": "nothing at the head of its line stays leased past the end of its lease",
     "off_rotation": "every turn goes to whose turn it is",
     "not_assigned": "in the end every lead that was sent has its agent",
     "crm_differs": "the owner in the CRM is the one in the database",
@@ -94,16 +94,24 @@ _SQL = {
         WHERE low.kind <> 'note' AND high.kind <> 'note' AND low.epoch < high.epoch
             AND low.state = 'open' AND high.state = 'confirmed'
     """,
+    # Those at the head of their line: behind others that are due, a row waits its turn, leased once or not.
     "overdue_lease": f"""
         SELECT format('event %s: lease %s of claim %s ended %s ago', event_id, lease, claims,
             clock_timestamp() - leased_until)
-        FROM events
-        WHERE state = 'waiting' AND leased_until < clock_timestamp() - interval '{_LEASE_GRACE} s'
+        FROM events e
+        WHERE state = 'waiting' AND leased_until < clock_timestamp() - interval '{_LEASE_GRACE} s' AND NOT EXISTS (
+            SELECT FROM events b WHERE b.tenant_id = e.tenant_id AND b.state = 'waiting' AND b.due_at < e.due_at
+                AND (b.leased_until IS NULL OR b.leased_until < clock_timestamp())
+        )
         UNION ALL
-        SELECT format('%s write %s: lease %s of claim %s ended %s ago, due at %s', kind, outbox_id, lease, claims,
-            clock_timestamp() - leased_until, due_at)
-        FROM outbox
+        SELECT format('%s write %s: lease %s of claim %s ended %s ago', kind, outbox_id, lease, claims,
+            clock_timestamp() - leased_until)
+        FROM outbox o
         WHERE state = 'open' AND kind <> 'note' AND leased_until < clock_timestamp() - interval '{_LEASE_GRACE} s'
+            AND NOT EXISTS (
+                SELECT FROM outbox b WHERE b.tenant_id = o.tenant_id AND b.state = 'open' AND b.kind <> 'note'
+                    AND b.due_at < o.due_at AND (b.leased_until IS NULL OR b.leased_until < clock_timestamp())
+            )
     """,
 }
 
