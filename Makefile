@@ -1,6 +1,6 @@
 # Needs Python >= 3.11 (with venv), make and git. Everything else is installed into .venv by the first target.
 .DEFAULT_GOAL := help
-.PHONY: help demo test proof realcrm lint format clean
+.PHONY: help demo test proof realcrm bench lint format clean
 
 # The first of these that is new enough; `make PYTHON=/path/to/python test` chooses another.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -31,6 +31,9 @@ proof: .venv/ready ## the long ones: kill runs, quiet waits, fuzz
 realcrm: .venv/ready ## route the leads of a real BottleCRM, installed for it (Python >= 3.12; first time 5 minutes)
 	@$(RUN) tests.realcrm.bottlecrm_up can
 	@$(RUN) pytest -m realcrm tests/realcrm $(ARGS)
+
+bench: .venv/ready ## the stopwatch: ratios against a floor in the same run; writes docs/benchmarks.md
+	@$(RUN) tests.bench.stopwatch $(ARGS)
 
 lint: .venv/ready ## style, types, import contracts, manifest
 	@$(RUN) ruff check .
