@@ -41,6 +41,7 @@ TALK = """
 import os, signal, sys
 from pathlib import Path
 from connector.embedded import EmbeddedPostgres
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background with it ignored
 pg = EmbeddedPostgres(Path(sys.argv[1]))
 for line in sys.stdin:
     try:
