@@ -49,8 +49,8 @@ PROMISES = {
     "died": "no process ends unless it was killed",
     "left_behind": "no process is left at the end",
 }
-# Seconds after the end of a lease within which somebody must have taken the row up again.
-_LEASE_GRACE = 10
+# Seconds after the end of its lease within which somebody must have taken a row up whose turn it is.
+_LEASE_GRACE = 10.0
 
 # Each gives rows of which there must be none: a text that says what is wrong.
 _SQL = {
@@ -94,26 +94,24 @@ _SQL = {
         WHERE low.kind <> 'note' AND high.kind <> 'note' AND low.epoch < high.epoch
             AND low.state = 'open' AND high.state = 'confirmed'
     """,
-    # Those at the head of their line: behind others that are due, a row waits its turn, leased once or not.
-    "overdue_lease": f"""
-        SELECT format('event %s: lease %s of claim %s ended %s ago', event_id, lease, claims,
-            clock_timestamp() - leased_until)
-        FROM events e
-        WHERE state = 'waiting' AND leased_until < clock_timestamp() - interval '{_LEASE_GRACE} s' AND NOT EXISTS (
-            SELECT FROM events b WHERE b.tenant_id = e.tenant_id AND b.state = 'waiting' AND b.due_at < e.due_at
-                AND (b.leased_until IS NULL OR b.leased_until < clock_timestamp())
-        )
-        UNION ALL
-        SELECT format('%s write %s: lease %s of claim %s ended %s ago', kind, outbox_id, lease, claims,
-            clock_timestamp() - leased_until)
-        FROM outbox o
-        WHERE state = 'open' AND kind <> 'note' AND leased_until < clock_timestamp() - interval '{_LEASE_GRACE} s'
-            AND NOT EXISTS (
-                SELECT FROM outbox b WHERE b.tenant_id = o.tenant_id AND b.state = 'open' AND b.kind <> 'note'
-                    AND b.due_at < o.due_at AND (b.leased_until IS NULL OR b.leased_until < clock_timestamp())
-            )
-    """,
 }
+
+# Rows at the head of their line whose lease is over. Behind others that are due, a row waits for its turn; events stand
+# in two lines at once, because they are found by when they are due and taken in order of receipt.
+_OVER = """
+    SELECT format('event %s, claim %s', event_id, claims) FROM events e
+    WHERE state = 'waiting' AND leased_until < clock_timestamp() AND NOT EXISTS (
+        SELECT FROM events b WHERE b.tenant_id = e.tenant_id AND b.state = 'waiting' AND b.due_at < clock_timestamp()
+            AND (b.due_at < e.due_at OR b.received_at < e.received_at)
+            AND (b.leased_until IS NULL OR b.leased_until < clock_timestamp())
+    )
+    UNION ALL
+    SELECT format('%s write %s, claim %s', kind, outbox_id, claims) FROM outbox o
+    WHERE state = 'open' AND kind <> 'note' AND leased_until < clock_timestamp() AND NOT EXISTS (
+        SELECT FROM outbox b WHERE b.tenant_id = o.tenant_id AND b.state = 'open' AND b.kind <> 'note'
+            AND b.due_at < o.due_at AND (b.leased_until IS NULL OR b.leased_until < clock_timestamp())
+    )
+"""
 
 _COUNTS = """
     WITH accepted AS (
@@ -173,6 +171,20 @@ def look(conn: psycopg.Connection[Any]) -> Seen:
                 broken.append(Broken("unaccounted", f"{count} leads are neither assigned nor waiting: {some}"))
         (backlog,) = conn.execute(_BACKLOG).fetchone() or (0,)
     return Seen(broken, counts, backlog)
+
+
+class Leases:
+    """Watches for leases that are over and that nobody takes up, from look to look."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def look(self, conn: psycopg.Connection[Any], now: float) -> list[Broken]:
+        """`now` in seconds, of any clock that does not jump."""
+        over = [row[0] for row in conn.execute(_OVER).fetchall()]
+        self._since = {one: self._since.get(one, now) for one in over}
+        late = [one for one, since in self._since.items() if now - since > _LEASE_GRACE]
+        return [Broken("overdue_lease", f"{one}: free for {_LEASE_GRACE:.0f} s") for one in late[:3]]
 
 
 def lost(conn: psycopg.Connection[Any], crm: Remote) -> list[Broken]:

@@ -107,7 +107,8 @@ MUTANTS = (
                 "            confirm(runtime, job, lead)\n            try:\n                written = self._write(",
             ),
         ),
-        size=Size(leads=300, kills=6, quiet=30),
+        # A second event about a lead would be decided anew: the CRM shows nobody, though all seems to be done.
+        size=Size(leads=300, kills=6, quiet=30, edited=False),
     ),
     Mutant(
         # "Nobody has it in the CRM, so it is mine to give": the state here is not asked, and no key stands against it.

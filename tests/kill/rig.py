@@ -16,7 +16,7 @@ import psycopg
 
 from connector import configuration, tenants
 from tests.kill.house import WEB, WORKERS, House, connection
-from tests.kill.invariants import Broken, in_the_crm, look, lost, notes_twice, off_rotation, repeated
+from tests.kill.invariants import Broken, Leases, in_the_crm, look, lost, notes_twice, off_rotation, repeated
 from tests.kill.points import POINTS, TAKE_BOTH, Missed
 
 QUEUE = "version: 1\ndefault_queue: All\nqueues:\n  All:\n    members: ['12', '13', '14', '15', '16']\n"
@@ -50,7 +50,7 @@ _LOOK_EVERY = 0.5  # seconds
 class Size:
     """How much. `each_point` is how often every point is met; what is left of `kills` strikes at random.
 
-    `quiet` leads come first, one by one, with nothing going wrong.
+    `quiet` leads come first, one by one, with nothing going wrong. `edited`: a human edits some leads as they come in.
     """
 
     leads: int
@@ -62,6 +62,7 @@ class Size:
     seed: int = 1
     faults: bool = True
     quiet: int = 0
+    edited: bool = True
 
 
 @dataclass
@@ -197,7 +198,7 @@ class KillRun:
             told = (count,) if rng.random() < 0.5 else (1,) * count
             leads = [lead for number in told for lead in crm.create_leads(count=number)]
             self.sent += leads
-            if edited := [lead for lead in leads if lead % _EDITED == 0]:
+            if edited := [lead for lead in leads if self.size.edited and lead % _EDITED == 0]:
                 crm.edit_leads(leads=edited, stage="Hot")
             time.sleep(rng.uniform(0.0, 0.04) * count)
 
@@ -211,17 +212,18 @@ class KillRun:
 
     def _watch(self) -> None:
         """Look at every promise that must hold at every instant."""
+        leases = Leases()
         while not self._done.wait(_LOOK_EVERY):
             with connection(self.house) as conn:
                 if conn is None:
                     continue
                 try:
-                    seen = look(conn)
+                    broken = [*look(conn).broken, *leases.look(conn, time.monotonic())]
                 except psycopg.Error:
                     continue  # the database was killed; what it shows afterwards counts
                 self.report.looks += 1
-                if seen.broken and not self._broken.is_set():
-                    self._break(*seen.broken)
+                if not self._broken.is_set():
+                    self._break(*broken)
 
     # -- killing ------------------------------------------------------------------------------------------
     def _kill_all(self, feeder: threading.Thread) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.kill.points import POINTS
-from tests.kill.rig import KillRun, Size
+from tests.kill.rig import KillRun, Report, Size
 from tests.kill.source import copy_source
 
 _SLICE = (
@@ -28,7 +28,7 @@ def _number(name: str, default: int) -> int:
     return int(os.environ.get(name) or default)
 
 
-def _held(tmp_path: Path, size: Size) -> None:
+def _held(tmp_path: Path, size: Size) -> Report:
     report = KillRun(tmp_path, copy_source(tmp_path / "source"), size).run()
     print(f"\n{report}")
     assert not report.broken, str(report)
@@ -36,6 +36,7 @@ def _held(tmp_path: Path, size: Size) -> None:
     assert report.postgres_kills == size.postgres_kills
     assert set(report.met) == (set(size.points) if size.each_point else set())
     assert report.looks > 0
+    return report
 
 
 def test_ten_kills_break_no_promise(tmp_path: Path) -> None:
