@@ -32,8 +32,9 @@ from connector.embedded_cluster import EmbeddedError
 from connector.runtime import Runtime
 from connector.sandbox.remote import Remote
 from connector.settings import Settings
+from tests.kill import guard
+from tests.kill.guard import MARK
 
-MARK = "TURNLOCK_KILL_RUN"
 WEB, WORKERS = "web", ("worker_1", "worker_2")
 # A command that cannot reach the database ends and is started again; after an outage that is no death of its own.
 _OUTAGE_ECHO = 15.0  # seconds
@@ -50,19 +51,6 @@ def children_of(pid: int) -> list[int]:
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[1]) == pid:
                 found.append(int(stat.parent.name))
-    return found
-
-
-def processes_of(run: str, data: Path) -> list[str]:
-    """What still lives of a run: processes with its mark in their environment, or at home in its data folder."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            marked = f"{MARK}={run}".encode() in (folder / "environ").read_bytes().split(b"\0")
-            if marked or os.readlink(folder / "cwd") == str(data):
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                if command:  # a zombie has none
-                    found.append(f"{folder.name}: {command[:120]}")
     return found
 
 
@@ -112,12 +100,14 @@ class House:
         self._outage = -_OUTAGE_ECHO  # when the database was last seen down (monotonic)
         self._threads: list[threading.Thread] = []
         self._sandbox: subprocess.Popen[str] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._files: list[IO[Any]] = []
 
     # -- life ---------------------------------------------------------------------------------------------
     def __enter__(self) -> House:
         try:
             self.server.start()
+            self._start_guard()
             self._make_roles()
             self._sandbox = self._start_sandbox()
             assert self._sandbox.stdout is not None
@@ -171,6 +161,10 @@ class House:
         if hasattr(self, "runtime"):
             self.runtime.engine.dispose()
         self.server.stop()
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
         for file in self._files:
             file.close()
         self._files = []
@@ -178,9 +172,14 @@ class House:
 
     def left_behind(self) -> list[str]:
         """Processes of this run that still live; to be asked after :meth:`stop`."""
-        return processes_of(self.run, self.server.data)
+        return [f"{pid}: {what[:120]}" for pid, what in guard.processes_of(self.run, str(self.server.data)).items()]
 
     # -- set-up -------------------------------------------------------------------------------------------
+    def _start_guard(self) -> None:
+        # Deaf to what ends this process: its pipe tells it.
+        command = [sys.executable, guard.__file__, self.run, str(self.server.data)]
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
     def _make_roles(self) -> None:
         # A role for each process, so that the server's views tell whose session waits.
         with self.admin() as conn:

@@ -25,7 +25,7 @@ class Mutant:
 
 
 # Bursts on one queue, decided by several threads of two workers at once.
-_BUSY = Size(leads=150, kills=6, quiet=30)
+_BUSY = Size(leads=300, kills=6, quiet=30)
 
 MUTANTS = (
     Mutant(
@@ -95,7 +95,8 @@ MUTANTS = (
                 "                if ordered:\n",
             ),
         ),
-        size=_BUSY,
+        # Killed where the second of the two stands still: what the first has committed stays behind alone.
+        size=Size(leads=60, kills=2, points=("R5 position moved",), each_point=2, quiet=30),
     ),
     Mutant(
         name="outbox marked done before the call",

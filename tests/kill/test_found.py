@@ -28,7 +28,7 @@ def test_an_event_that_crashes_its_worker_is_soon_alone_and_the_others_are_not_c
     count = 40
     refs = [rig.create() for _ in range(count)]
     assert rig.sandbox.wait_idle()
-    crasher, sizes = refs[0], []
+    crasher, sizes = refs[0], list[int]()
     while rig.one("SELECT count(*) FROM events WHERE tenant_id = :t AND state = 'waiting'") > 1:
         assert len(sizes) < 100
         lease = new_id()

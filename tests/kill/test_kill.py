@@ -7,13 +7,17 @@ longer: 10000, 200, 5.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.kill.guard import processes_of
 from tests.kill.points import POINTS
 from tests.kill.rig import KillRun, Report, Size
-from tests.kill.source import copy_source
+from tests.kill.source import SOURCE, copy_source
+from tests.rig import until
 
 _SLICE = (
     "W3 storing",
@@ -41,6 +45,27 @@ def _held(tmp_path: Path, size: Size) -> Report:
 
 def test_ten_kills_break_no_promise(tmp_path: Path) -> None:
     _held(tmp_path, Size(leads=120, kills=10, points=_SLICE, each_point=1))
+
+
+_HOUSE = """
+import sys, time
+from pathlib import Path
+from tests.kill.house import House
+with House(Path(sys.argv[1]), Path(sys.argv[2]), 1, 0.003) as house:
+    house.start_crew()
+    print(house.run, house.server.data, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_nothing_is_left_of_a_run_whose_test_is_killed_itself(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _HOUSE, str(tmp_path), str(copy_source(tmp_path / "source"))]
+    with subprocess.Popen(command, cwd=SOURCE, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        run, _, data = process.stdout.readline().strip().partition(" ")
+        assert len(processes_of(run, data)) > 5
+        process.kill()
+    until(lambda: not processes_of(run, data), what="the end of all its processes")
 
 
 @pytest.mark.proof
