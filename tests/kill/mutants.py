@@ -108,8 +108,9 @@ MUTANTS = (
                 "            confirm(runtime, job, lead)\n            try:\n                written = self._write(",
             ),
         ),
-        # A second event about a lead would be decided anew: the CRM shows nobody, though all seems to be done.
-        size=Size(leads=300, kills=6, quiet=30, edited=False),
+        # Killed while the write is on its way, which then never arrives. A second event about a lead would be decided
+        # anew: the CRM shows nobody, though all seems to be done.
+        size=Size(leads=60, kills=2, points=("S2 read, not sent",), each_point=2, quiet=30, edited=False),
     ),
     Mutant(
         # "Nobody has it in the CRM, so it is mine to give": the state here is not asked, and no key stands against it.
