@@ -6,7 +6,6 @@ A 2xx means that the delivery is committed. It never answers 406 or 410: CRMs de
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +19,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from adapters.base import Adapter, Event, EventKind, Rejected, Unreadable, WebhookRequest
 from connector import log
 from connector.alarms import open_alarm
-from connector.database import at_once, is_contention, is_outage, new_id, unit
+from connector.database import is_contention, is_outage, new_id, unit
 from connector.runtime import Runtime, Tenant
+from connector.storing import STORE, Delivery, values
 from connector.tables import hooks
+from connector.wake import EVENTS
 from routing.facts import lead_to_json
 from routing.tables import tenants
 
@@ -146,7 +147,7 @@ def _receive(runtime: Runtime, token: str, body: bytes) -> Response:
         key = "unreadable:" + hashlib.sha256(body).hexdigest()
         found = [Event(EventKind.UNREADABLE, key, problem=unreadable.reason)]
     headers = {name: delivery.headers[name][:200] for name in _KEPT_HEADERS if name in delivery.headers}
-    stored = store_delivery(
+    store_delivery(
         runtime,
         hook.tenant,
         found,
@@ -155,45 +156,10 @@ def _receive(runtime: Runtime, token: str, body: bytes) -> Response:
         flag_version=hook.flag_version,
         headers=headers,
     )
-    if stored:
-        runtime.wake(hook.tenant.tenant_id)
     text, content_type = hook.adapter.acknowledgement()
     return Response(text, status=200, content_type=content_type)
 
 
-# One statement, so one round trip and one commit: nothing of a delivery is stored without all of it. A key that is
-# taken, by a committed event or by one being committed now, is a duplicate: done already. Keys go in sorted, so that
-# two deliveries with common keys wait for each other in one direction only.
-_STORE = sa.text(
-    """
-    WITH given AS (
-        SELECT * FROM unnest(
-            CAST(:keys AS text[]), CAST(:finals AS boolean[]), CAST(:ids AS uuid[]), CAST(:ordinals AS integer[]),
-            CAST(:kinds AS text[]), CAST(:refs AS text[]), CAST(:payloads AS jsonb[]), CAST(:states AS text[]),
-            CAST(:reasons AS text[]), CAST(:occurred AS timestamptz[])
-        ) AS g(key, final, event_id, ordinal, kind, ref, payload, state, reason, occurred_at)
-    ), fresh AS (
-        INSERT INTO dedupe_keys (tenant_id, key, event_id, final)
-        SELECT :tenant, key, event_id, final FROM given ORDER BY key COLLATE "C"
-        ON CONFLICT (tenant_id, key) DO NOTHING
-        RETURNING event_id
-    ), delivery AS (
-        INSERT INTO deliveries (tenant_id, delivery_id, source, hook_id, headers, size, received_at)
-        SELECT :tenant, :delivery, :source, CAST(:hook AS uuid), CAST(:headers AS jsonb), :size, now()
-        WHERE EXISTS (SELECT FROM fresh)
-        RETURNING delivery_id
-    ), body AS (
-        INSERT INTO delivery_bodies (tenant_id, delivery_id, received_at, body)
-        SELECT :tenant, delivery_id, now(), :body FROM delivery
-    )
-    INSERT INTO events (tenant_id, event_id, delivery_id, ordinal, kind, ref, payload, flag_version, state, reason,
-                        received_at, occurred_at, closed_at)
-    SELECT :tenant, event_id, :delivery, ordinal, kind, ref, payload, :flag_version, state, reason,
-           now(), occurred_at, CASE WHEN state = 'ignored' THEN now() END
-    FROM given JOIN fresh USING (event_id)
-    RETURNING state, reason
-    """
-)
 _STATES = {EventKind.UNKNOWN: "ignored", EventKind.UNREADABLE: "parked"}
 
 
@@ -214,43 +180,48 @@ def store_delivery(
         first.setdefault(event.key, (number, event))
     if not first:
         return 0
-    events = [event for _, event in first.values()]
-    states = [_STATES.get(event.kind, "waiting") for event in events]
-    values = {
-        "tenant": tenant.tenant_id,
-        "delivery": new_id(),
+    delivery_id = new_id()
+    rows = []
+    for key, (number, event) in first.items():
+        state = _STATES.get(event.kind, "waiting")
+        rows.append(
+            {
+                "key": key,
+                "final": event.key_is_final,
+                "event_id": str(new_id()),
+                "delivery_id": str(delivery_id),
+                "ordinal": number,
+                "kind": event.kind.value,
+                "ref": event.ref,
+                "payload": lead_to_json(event.lead) if event.lead and state == "waiting" else None,
+                "state": state,
+                "reason": event.problem,
+                "occurred_at": event.occurred_at.isoformat() if event.occurred_at else None,
+                "flag_version": flag_version,
+            }
+        )
+    row = {
+        "delivery_id": str(delivery_id),
         "source": source,
-        "hook": hook_id,
-        "headers": json.dumps(headers),
+        "hook_id": str(hook_id) if hook_id else None,
+        "headers": headers,
         "size": len(body),
-        "body": body,
-        "flag_version": flag_version,
-        "keys": list(first),
-        "finals": [event.key_is_final for event in events],
-        "ids": [new_id() for _ in events],
-        "ordinals": [number for number, _ in first.values()],
-        "kinds": [event.kind.value for event in events],
-        "refs": [event.ref for event in events],
-        "payloads": [
-            json.dumps(lead_to_json(event.lead)) if event.lead and state == "waiting" else None
-            for event, state in zip(events, states, strict=True)
-        ],
-        "states": states,
-        "reasons": [event.problem for event in events],
-        "occurred": [event.occurred_at for event in events],
     }
-    if "parked" not in states:
-        return sum(row.state == "waiting" for row in at_once(runtime.engine, _STORE, values))
+    delivery = Delivery(delivery_id, row, body, rows)
+    if all(one["state"] != "parked" for one in rows):
+        stored = runtime.storing.store(tenant.tenant_id, delivery)
+        return sum(one.state == "waiting" for one in stored)
     with unit(runtime.engine) as (conn, _):
-        rows = conn.execute(_STORE, values).all()
-        for row in rows:
-            if row.state == "parked":
+        stored = conn.execute(STORE, values(tenant.tenant_id, [delivery])).all()
+        for one in stored:
+            if one.state == "parked":
                 open_alarm(
                     conn,
                     tenant.tenant_id,
                     "unreadable_event",
-                    row.reason or "unreadable",
+                    one.reason or "unreadable",
                     "a genuine delivery could not be read and is parked; see `turnlock parked`, and `turnlock replay` "
                     "once it can be read",
                 )
-    return sum(row.state == "waiting" for row in rows)
+    runtime.wake(tenant.tenant_id, EVENTS)
+    return sum(one.state == "waiting" for one in stored)

@@ -52,5 +52,6 @@ def breaker_wait(conn: sa.Connection, tenant_id: UUID, lane: str = "all") -> flo
 
 def may_send(conn: sa.Connection, tenant_id: UUID, lane: str = "all") -> bool:
     """Whether writes of this lane may go out now: the tenant's sending is not stopped, the breaker not shut."""
-    sending = conn.execute(sa.select(tenants.c.sending).where(tenants.c.tenant_id == tenant_id)).scalar_one()
-    return bool(sending) and not breaker_wait(conn, tenant_id, lane)
+    c = tenants.c
+    row = conn.execute(sa.select(c.sending, breaker_left(tenant_id, lane)).where(c.tenant_id == tenant_id)).one()
+    return bool(row[0]) and not (row[1] or 0) > 0

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
 import psycopg
 import sqlalchemy as sa
+import sqlalchemy.event
+from psycopg.rows import namedtuple_row
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import DBAPIError
 from uuid_utils.compat import uuid7
 
@@ -22,7 +26,7 @@ STATEMENT_TIMEOUT = "30s"
 # A client that stops in the middle of a transaction would keep its locks; the server ends it.
 IDLE_TIMEOUT = "15s"
 
-_NOW = sa.text("SELECT clock_timestamp()")
+_DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]
 _OPENING = sa.text(
     "SELECT clock_timestamp(), set_config('lock_timeout', :lock, true), "
     "set_config('statement_timeout', :statement, true), "
@@ -66,26 +70,68 @@ def make_engine(url: str, *, pooled: bool = False, pool_size: int = 10, pool_tim
         pool_timeout=pool_timeout,
         connect_args=connect_args,
         hide_parameters=True,  # an error's text must not hold a lead
+        # The driver opens no transactions by itself, so that a single statement costs one round trip and no switching
+        # back and forth; `_begin` opens them for everybody who does not ask for :func:`at_once` or :func:`at_rest`.
+        isolation_level="AUTOCOMMIT",
     )
+    sa.event.listen(engine, "begin", _begin)
     return engine.execution_options(turnlock_pooled=pooled)
 
 
-def at_once(engine: sa.Engine, statement: sa.TextClause, values: Mapping[str, object]) -> Sequence[sa.Row[Any]]:
+def _begin(conn: sa.Connection) -> None:
+    driver: Any = conn.connection.driver_connection
+    if driver.autocommit and not conn.get_execution_options().get("turnlock_plain"):
+        conn.exec_driver_sql("BEGIN")
+
+
+def _open(conn: sa.Connection) -> datetime:
+    """Begin a transaction and ask for the database's time in the same round trip."""
+    driver: Any = conn.connection.driver_connection
+    try:
+        cursor = driver.execute("BEGIN; SELECT clock_timestamp()")
+        cursor.nextset()
+        (now,) = cursor.fetchone()
+    except psycopg.Error:
+        conn.exec_driver_sql("SELECT 1")  # a lost connection fails here, where SQLAlchemy hears of it
+        raise
+    assert isinstance(now, datetime)  # noqa: S101 - what clock_timestamp() is
+    return now
+
+
+@lru_cache(maxsize=32)
+def _driver_text(statement: sa.TextClause) -> str:
+    return str(statement.compile(dialect=_DIALECT))
+
+
+def at_once(
+    engine: sa.Engine, statement: sa.TextClause, values: Mapping[str, object], *, repeat: bool = True
+) -> Sequence[Any]:
     """Run one idempotent statement as a transaction of its own, in one round trip; gives its rows.
 
-    A connection that turns out to be lost is replaced and the statement repeated once: it may have been carried out,
-    which is why it must be idempotent.
+    Straight on the driver: for the few statements that every lead passes through, SQLAlchemy's part would cost more
+    than all the rest. A connection that turns out to be lost is replaced and the statement repeated once: it may have
+    been carried out, which is why it must be idempotent; without `repeat` the caller looks after that. Raises
+    :class:`sqlalchemy.exc.DBAPIError`.
     """
     if engine.get_execution_options().get("turnlock_pooled"):
         with unit(engine) as (conn, _):  # a pooler's connection has no settings of ours
             return conn.execute(statement, values).all()
-    for last in (False, True):
+    for last in (False, True) if repeat else (True,):
+        held = engine.raw_connection()
+        driver: Any = held.driver_connection
         try:
-            with engine.connect() as conn:
-                return conn.execution_options(isolation_level="AUTOCOMMIT").execute(statement, values).all()
-        except DBAPIError as error:
-            if last or not error.connection_invalidated:
-                raise
+            return list(driver.cursor(row_factory=namedtuple_row).execute(_driver_text(statement), values))
+        except psycopg.Error as error:
+            lost = bool(driver.closed)
+            if lost:
+                held.invalidate()
+                engine.dispose()  # the others are lost as well
+            if last or not lost:
+                raise DBAPIError.instance(
+                    None, None, error, psycopg.Error, connection_invalidated=lost, dialect=engine.dialect
+                ) from error
+        finally:
+            held.close()
     raise AssertionError("unreachable")
 
 
@@ -93,7 +139,7 @@ def at_once(engine: sa.Engine, statement: sa.TextClause, values: Mapping[str, ob
 def at_rest(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A connection for plain reads, each a transaction of its own: no BEGIN and no ROLLBACK to wait for."""
     with engine.connect() as conn:
-        yield conn.execution_options(isolation_level="AUTOCOMMIT")
+        yield conn.execution_options(turnlock_plain=True)
 
 
 @contextmanager
@@ -113,12 +159,16 @@ def pipelined(conn: sa.Connection) -> Iterator[None]:
 @contextmanager
 def unit(engine: sa.Engine, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[tuple[sa.Connection, datetime]]:
     """One transaction, READ COMMITTED, with its time-outs. Yields the connection and the database's time."""
-    with engine.begin() as conn:
+    with engine.connect() as conn:
         if lock_timeout == LOCK_TIMEOUT and not conn.get_execution_options().get("turnlock_pooled"):
-            yield conn, conn.execute(_NOW).scalar_one()  # the connection has the time-outs from its start
+            # The connection has the time-outs from its start.
+            with conn.execution_options(turnlock_plain=True).begin():
+                yield conn, _open(conn)
             return
+        conn.begin()
         row = conn.execute(_OPENING, {"lock": lock_timeout, "statement": STATEMENT_TIMEOUT, "idle": IDLE_TIMEOUT}).one()
         yield conn, row[0]
+        conn.commit()
 
 
 def set_lock_timeout(conn: sa.Connection, value: str) -> None:

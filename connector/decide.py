@@ -22,7 +22,6 @@ from connector.busy import QueueBusy
 from connector.database import at_rest, is_contention, is_outage, unit
 from connector.reading import Item, read_events
 from connector.runtime import Runtime, Tenant
-from connector.tables import dedupe_keys
 from connector.units import BEHIND, LostLease, Planned, Unit
 from routing import saving, store
 from routing.decide import NeedQueues
@@ -48,27 +47,32 @@ class Decider:
         self._runtime = runtime
         self._send = send
         self._capacity = capacity
+        #: Whether after the last run more may be due at once; what comes later wakes by itself.
+        self.more = False
 
     def run(self, tenant_id: UUID) -> int:
         """Claim due events of a tenant and see them through; how many there were. Outages of the database raise."""
         lease, living = self._runtime.life.new_lease(), self._runtime.life.living()
+        self.more = False
         with unit(self._runtime.engine) as (conn, _):
             rows = inbox.claim_events(conn, tenant_id, lease, living=living)
-            if not rows:
-                return 0
-            final = [row.event_id for row in rows]
-            d = dedupe_keys.c
-            # From here on an equal body is news, unless the vendor named the event.
-            conn.execute(
-                sa.delete(dedupe_keys).where(
-                    d.tenant_id == tenant_id, ~d.final, d.event_id == sa.any_(sa.cast(final, sa.ARRAY(sa.Uuid)))
-                )
-            )
-            tenant = self._runtime.tenant(conn, tenant_id)
-            wait = breaker.breaker_wait(conn, tenant_id)
+            if rows:
+                inbox.reopen_keys(conn, tenant_id, rows)
+        if rows:
+            self.decide(tenant_id, lease, rows)
+        # What others left behind is claimed in parts.
+        full = len({row.delivery_id for row in rows}) >= inbox.BATCH_DELIVERIES or len(rows) >= inbox.BATCH_EVENTS
+        self.more = self.more or full or any(row.claims > 1 for row in rows)
+        return len(rows)
+
+    def decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
+        """See events through that are leased already. Outages of the database raise."""
+        self.more = False
+        with at_rest(self._runtime.engine) as conn:
+            tenant, wait = self._runtime.tenant_and_wait(conn, tenant_id)
         if wait > 0:
             self._return(tenant, lease, [row.event_id for row in rows], after=wait, reason="crm_paused")
-            return len(rows)
+            return
         try:
             self._see_through(tenant, lease, rows)
         except CrmError as error:
@@ -79,10 +83,9 @@ class Decider:
             self._failed(tenant, lease, rows, error)
         except Exception as error:  # noqa: BLE001 - an event must never take its worker down with it
             self._failed(tenant, lease, rows, error)
-        return len(rows)
 
     def _see_through(self, tenant: Tenant, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
-        with self._runtime.engine.connect() as conn:
+        with at_rest(self._runtime.engine) as conn:
             client = self._runtime.client(conn, tenant)
         read = read_events(self._runtime, tenant, client, rows)
         for row, lead_id in read.missing:
@@ -122,6 +125,7 @@ class Decider:
                 with unit(self._runtime.engine) as (conn, now):
                     attempt = Unit(self._runtime, tenant, lease, items, conn, now)
                     ordered = attempt.run(planned, queues, self._capacity())
+                    self.more = self.more or attempt.reads_again
             except NeedQueues as need:
                 queues |= need.queue_ids
             except LostLease:

@@ -97,6 +97,17 @@ def claim_events(
     return sorted(rows, key=lambda row: (row.received_at, row.delivery_id.bytes, row.ordinal))
 
 
+def reopen_keys(conn: sa.Connection, tenant_id: UUID, rows: Sequence[sa.Row[Any]]) -> None:
+    """From here on an equal body is news, unless the vendor named the event."""
+    d = dedupe_keys.c
+    ids = [row.event_id for row in rows]
+    conn.execute(
+        sa.delete(dedupe_keys).where(
+            d.tenant_id == tenant_id, ~d.final, d.event_id == sa.any_(sa.cast(ids, sa.ARRAY(sa.Uuid)))
+        )
+    )
+
+
 def end_events(
     conn: sa.Connection,
     tenant_id: UUID,

@@ -183,7 +183,8 @@ def _remember(
 
 # One statement and one round trip for leads never seen before: lead, ref, facts and identities, all or nothing. Refs go
 # in by the order of their bytes (collation C), so that two workers wait for each other one way round. A ref that is
-# taken gives no row, and then nothing of its lead is stored here.
+# taken gives no row, and then nothing of its lead is stored here. It does not wait for the disk: nothing is answered on
+# it, and the commit of the unit that decides these leads, which comes after it in the log, brings it there.
 _FRESH = sa.text(
     """
     WITH given AS (
@@ -211,7 +212,7 @@ _FRESH = sa.text(
         INSERT INTO lead_identities (tenant_id, digest, lead_id)
         SELECT :tenant, digest, lead_id FROM pairs JOIN stored USING (lead_id)
     )
-    SELECT ref, lead_id FROM stored
+    SELECT ref, lead_id, set_config('synchronous_commit', 'off', true) FROM stored
     """
 )
 

@@ -16,10 +16,12 @@ from adapters import registry
 from adapters.base import Adapter, Credentials
 from adapters.client import Client
 from connector.alive import Life
+from connector.breaker import breaker_left
 from connector.busy import BusyQueues
 from connector.errors import UnknownTenant
 from connector.migrate import stages
 from connector.settings import Settings
+from connector.storing import Storing
 from connector.tables import secrets
 from connector.vault import Vault
 from connector.wake import Wake
@@ -47,6 +49,7 @@ class Tenant:
         return registry.adapter(self.crm)
 
 
+_TENANT = tuple(tenants.c[name] for name in ("tenant_id", "name", "crm", "base_url", "parameters", "status", "sending"))
 _SECRETS_FRESH = 2.0
 
 
@@ -69,6 +72,7 @@ class Runtime:
         self.wake = Wake()
         self.busy = BusyQueues()
         self.life = Life()
+        self.storing = Storing(engine, self.wake)
         # Hooks as accept read them last, by the hash of their token.
         self.hooks: dict[bytes, Any] = {}
         # How often this process set or removed a secret: what was read before that is read again.
@@ -112,10 +116,17 @@ class Runtime:
         """The active tenant of this name. Raises :class:`UnknownTenant` that lists the names there are."""
         return self._one(conn, tenants.c.name == name, name)
 
+    def tenant_and_wait(self, conn: sa.Connection, tenant_id: UUID) -> tuple[Tenant, float]:
+        """The tenant with this id, and for how many seconds its CRM must not be called."""
+        c = tenants.c
+        row = conn.execute(
+            sa.select(*_TENANT, breaker_left(tenant_id).label("wait")).where(c.tenant_id == tenant_id)
+        ).one()
+        return Tenant(*row[:-1]), max(0.0, float(row.wait or 0))
+
     def _one(self, conn: sa.Connection, where: sa.ColumnElement[bool], said: str) -> Tenant:
         c = tenants.c
-        columns = (c.tenant_id, c.name, c.crm, c.base_url, c.parameters, c.status, c.sending)
-        row = conn.execute(sa.select(*columns).where(where)).one_or_none()
+        row = conn.execute(sa.select(*_TENANT).where(where)).one_or_none()
         if row is None:
             names = conn.execute(sa.select(c.name).where(c.status == "active").order_by(c.name)).scalars().all()
             known = ", ".join(names) or "none yet; `turnlock tenant add` makes one"

@@ -218,6 +218,11 @@ class Unit:
             return
         self._versions[item.lead_id] += 1
 
+    @property
+    def reads_again(self) -> bool:
+        """Whether events went back that are due again at once."""
+        return bool(self._result.again)
+
     # -- saving ---------------------------------------------------------------------------------------------
 
     def _save(self, send_at_once: int) -> list[saving.Ordered]:

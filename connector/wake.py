@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from connector.database import at_rest
+
 CHANNEL = "turnlock_work"
+
+#: What kind of work there is: events to decide, owner writes, notes.
+EVENTS, OWNERS, NOTES = "events", "owners", "notes"
+KINDS = (EVENTS, OWNERS, NOTES)
+
+Listener = Callable[[UUID | None, Sequence[str]], None]
 
 
 class Wake:
-    """Call it with a tenant that has work now, or with None when which one is not known."""
+    """Call it with a tenant that has work now and of which kinds, or with None when which one is not known."""
 
     def __init__(self) -> None:
-        self._listeners: list[Callable[[UUID | None], None]] = []
+        self._listeners: list[Listener] = []
 
-    def subscribe(self, listener: Callable[[UUID | None], None]) -> None:
+    def subscribe(self, listener: Listener) -> None:
         """`listener` is called in the waking thread: it must be quick and never raise."""
         self._listeners.append(listener)
 
-    def unsubscribe(self, listener: Callable[[UUID | None], None]) -> None:
+    def unsubscribe(self, listener: Listener) -> None:
         """`listener` is not called any more."""
         self._listeners.remove(listener)
 
-    def __call__(self, tenant_id: UUID | None = None) -> None:
-        """There is work."""
+    def __call__(self, tenant_id: UUID | None = None, *kinds: str) -> None:
+        """There is work; of any kind if none is named."""
         for listener in self._listeners:
-            listener(tenant_id)
+            listener(tenant_id, kinds or KINDS)
 
 
 class Notifier:
@@ -46,7 +54,7 @@ class Notifier:
         self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
         self._thread.start()
 
-    def __call__(self, _: UUID | None = None) -> None:
+    def __call__(self, _: UUID | None = None, __: Sequence[str] = ()) -> None:
         """Something was committed that a worker elsewhere should see."""
         self._wanted.set()
 
@@ -61,7 +69,7 @@ class Notifier:
             self._wanted.wait()
             self._wanted.clear()
             try:
-                with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+                with at_rest(self._engine) as conn:
                     conn.execute(sa.text(f"NOTIFY {CHANNEL}"))
             except SQLAlchemyError:
                 pass  # the workers look by themselves twice a second

@@ -13,18 +13,19 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from connector import log, work
+from connector import inbox, log, work
 from connector.chores import run_chore
 from connector.database import is_outage, unit
 from connector.decide import Decider
 from connector.runtime import Runtime
-from connector.wake import CHANNEL
+from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS
 from connector.writeback import Sender
 from routing.saving import Ordered
 
@@ -35,8 +36,8 @@ _SEEN = 3.0
 # How long a stop waits for work in hand; longer than a sender's calls, shorter than what process managers grant.
 DRAIN = 20.0
 
-_EVENTS, _OWNERS, _NOTES, _CHORES = "events", "owners", "notes", "chores"
-_SENDING = (_OWNERS, _NOTES)
+_CHORES = "chores"
+_SENDING = (OWNERS, NOTES)
 _log = log.get("worker")
 
 
@@ -78,6 +79,20 @@ class Board:
                     return None
                 self._changed.wait(left)
 
+    def reserve(self, kind: str, tenant_id: UUID, threads: int) -> bool:
+        """Work that comes beside the board is promised one of `threads`; :meth:`done` ends it, as what was taken.
+
+        False when all have work, or when work of this tenant is in hand or waits: then it is better done together.
+        """
+        with self._changed:
+            promised = self._active[kind]
+            free = (
+                sum(promised.values()) < threads and tenant_id not in promised and tenant_id not in self._pending[kind]
+            )
+            if free:
+                promised[tenant_id] += 1
+            return free
+
     def begin(self, kinds: Sequence[str], kind: str, tenant_id: UUID) -> bool:
         """Work that did not come from the board counts all the same; False when the tenant has its share already."""
         with self._changed:
@@ -116,14 +131,15 @@ class Worker:
         # One thread fewer than there are: a tenant whose CRM hangs leaves somebody for the others.
         self._board = Board(
             {
-                _EVENTS: max(1, settings.deciders - 1),
-                _OWNERS: max(1, settings.senders - 1),
+                EVENTS: max(1, settings.deciders - 1),
+                OWNERS: max(1, settings.senders - 1),
                 # Notes are the slower lane, one at a time per tenant: their pace is kept from one to the next.
-                _NOTES: 1,
+                NOTES: 1,
                 _CHORES: 1,
             }
         )
         self._leased: queue.SimpleQueue[tuple[UUID, UUID, UUID]] = queue.SimpleQueue()
+        self._handed: queue.SimpleQueue[tuple[UUID, UUID, Sequence[sa.Row[Any]]]] = queue.SimpleQueue()
         self._idle = 0
         self._idle_lock = threading.Lock()
         loops = [(f"decider-{n}", self._decide) for n in range(settings.deciders)]
@@ -137,6 +153,7 @@ class Worker:
     def start(self) -> None:
         """Start all threads."""
         self._runtime.wake.subscribe(self.woken)
+        self._runtime.storing.deciders = self
         self._listener.start()
         # What is leased before this counts by time alone, should the process be killed in the middle of it.
         self._runtime.life.wait_held(_SEEN)
@@ -158,7 +175,24 @@ class Worker:
         self._listener.join(max(2.0, ends - time.monotonic()))
         return not alive
 
+    def _return_handed(self) -> None:
+        while True:
+            try:
+                tenant_id, lease, rows = self._handed.get_nowait()
+            except queue.Empty:
+                return
+            self._board.done(EVENTS, tenant_id, more=False)
+            try:
+                with unit(self._runtime.engine) as (conn, _):
+                    ids = [row.event_id for row in rows]
+                    inbox.return_events(conn, tenant_id, lease, ids, after=timedelta(0))
+            except SQLAlchemyError:
+                return  # the lease is void when this process has ended
+
     def _give_back(self) -> None:
+        if self._runtime.storing.deciders is self:
+            self._runtime.storing.deciders = None
+        self._return_handed()
         while True:
             try:
                 tenant_id, lease, outbox_id = self._leased.get_nowait()
@@ -173,15 +207,33 @@ class Worker:
         with unit(self._runtime.engine) as (conn, _):
             work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason=None)
 
-    def woken(self, tenant_id: UUID | None) -> None:
-        """Somebody of this process stored work, for this tenant if they say so."""
+    def woken(self, tenant_id: UUID | None, kinds: Sequence[str] = KINDS) -> None:
+        """Somebody of this process stored work of these kinds, for this tenant if they say so."""
         if tenant_id is None:
             self._board.kick()
             self._look_now.set()
         else:
-            self._board.post(_EVENTS, tenant_id)
-            self._board.post(_OWNERS, tenant_id)
-            self._board.post(_NOTES, tenant_id)
+            for kind in kinds:
+                self._board.post(kind, tenant_id)
+
+    # -- deliveries that this process stores and decides itself ---------------------------------------------------
+
+    def reserve(self, tenant_id: UUID) -> UUID | None:
+        """The lease under which what is stored now goes straight to a decider; None when none waits for it."""
+        settings = self._runtime.settings
+        if self._stopping.is_set() or not self._board.reserve(EVENTS, tenant_id, settings.deciders):
+            return None
+        return self._runtime.life.new_lease()
+
+    def hand(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
+        """What was reserved: events that are committed and leased. Nothing new after all: no rows."""
+        if rows:
+            self._handed.put((tenant_id, lease, rows))
+            self._board.kick()
+            if self._stopping.is_set():  # since the lease was given: perhaps nobody looks any more
+                self._return_handed()
+        else:
+            self._board.done(EVENTS, tenant_id, more=False)
 
     # -- loops ----------------------------------------------------------------------------------------------
 
@@ -204,18 +256,32 @@ class Worker:
         decider = Decider(self._runtime, self._hand_over, self._free_senders)
 
         def step() -> None:
-            taken = self._board.take((_EVENTS,), 5.0, self._stopping.is_set)
+            taken = self._board.take((EVENTS,), 5.0, lambda: self._stopping.is_set() or not self._handed.empty())
             if taken is None:
+                self._decide_handed(decider)
                 return
             kind, tenant_id = taken
             more = True
             try:
-                more = decider.run(tenant_id) > 0
+                decider.run(tenant_id)
+                more = decider.more
             finally:
                 self._board.done(kind, tenant_id, more=more)
 
         while not self._stopping.is_set():
             self._guarded(step)
+
+    def _decide_handed(self, decider: Decider) -> None:
+        try:
+            tenant_id, lease, rows = self._handed.get_nowait()
+        except queue.Empty:
+            return
+        more = True
+        try:
+            decider.decide(tenant_id, lease, rows)
+            more = decider.more
+        finally:
+            self._board.done(EVENTS, tenant_id, more=more)
 
     def _sending(self) -> None:
         sender = Sender(self._runtime)
@@ -237,19 +303,19 @@ class Worker:
                     leased = self._leased.get_nowait()
                 except queue.Empty:
                     return
-                if not self._board.begin(_SENDING, _OWNERS, leased[0]):
+                if not self._board.begin(_SENDING, OWNERS, leased[0]):
                     self._return_leased(*leased)
-                    self._board.post(_OWNERS, leased[0])
+                    self._board.post(OWNERS, leased[0])
                     return
                 try:
                     sender.send_leased(*leased)
                 finally:
-                    self._board.done(_OWNERS, leased[0], more=False)
+                    self._board.done(OWNERS, leased[0], more=False)
                 return
             kind, tenant_id = taken
             more = True
             try:
-                kinds = ("owner", "collaborator") if kind == _OWNERS else ("note",)
+                kinds = ("owner", "collaborator") if kind == OWNERS else ("note",)
                 more = sender.run(tenant_id, kinds) > 0
             finally:
                 self._board.done(kind, tenant_id, more=more)
@@ -265,7 +331,7 @@ class Worker:
             if item.leased:
                 self._leased.put((tenant_id, lease, item.outbox_id))
         if any(not item.leased for item in ordered):
-            self._board.post(_OWNERS, tenant_id)
+            self._board.post(OWNERS, tenant_id)
         self._board.kick()
 
     def _chores(self) -> None:
@@ -294,11 +360,11 @@ class Worker:
                 due = work.due_tenants(conn, self._runtime.life.living())
             for row in due:
                 if row.events:
-                    self._board.post(_EVENTS, row.tenant_id)
+                    self._board.post(EVENTS, row.tenant_id)
                 if row.writes:
-                    self._board.post(_OWNERS, row.tenant_id)
+                    self._board.post(OWNERS, row.tenant_id)
                 if row.notes:
-                    self._board.post(_NOTES, row.tenant_id)
+                    self._board.post(NOTES, row.tenant_id)
                 if row.chores:
                     self._board.post(_CHORES, row.tenant_id)
 

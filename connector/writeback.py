@@ -274,7 +274,7 @@ class Sender:
         """Whether the write must not start any more: while the CRM was read, the lease ran down, or sending stopped."""
         if time.monotonic() > job.deadline:
             return True
-        with self._runtime.engine.connect() as conn:
+        with at_rest(self._runtime.engine) as conn:
             return not breaker.may_send(conn, job.tenant.tenant_id)
 
     def _may_write(self, job: Job, lead: Lead) -> bool:

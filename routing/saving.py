@@ -12,6 +12,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from routing import bulk
 from routing import tables as t
 from routing.decide import Decision, Outcome, QueueState
 from routing.ledger import Kind, carry_out, checkpoint
@@ -124,7 +125,7 @@ def save_lines(
             _move_places(conn, tenant_id, queue_id, before[queue_id].line, after[queue_id])
             _move_owed(conn, tenant_id, queue_id, before[queue_id].line, after[queue_id], seq)
         if entries:
-            conn.execute(sa.insert(t.ledger), entries)
+            bulk.insert(conn, t.ledger, entries)
 
 
 def _move_queue(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line, line: Line, entries: int) -> int:
@@ -147,16 +148,18 @@ def _move_queue(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line,
 
 
 def _move_places(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line, line: Line) -> None:
-    m = t.members.c
     was = {p.agent_id: p for p in old.places}
-    moved = [p for p in line.places if p != was.get(p.agent_id)]
-    if moved:
-        conn.execute(
-            sa.update(t.members)
-            .where(m.tenant_id == tenant_id, m.queue_id == queue_id, m.agent_id == sa.bindparam("b_agent"))
-            .values(tag=sa.bindparam("b_tag"), last_turn=sa.bindparam("b_last"), rank=sa.bindparam("b_rank")),
-            [{"b_agent": p.agent_id, "b_tag": p.tag, "b_last": p.last, "b_rank": p.rank} for p in moved],
-        )
+    bulk.update(
+        conn,
+        t.members,
+        tenant_id,
+        ("queue_id", "agent_id"),
+        [
+            {"queue_id": queue_id, "agent_id": p.agent_id, "tag": p.tag, "last_turn": p.last, "rank": p.rank}
+            for p in line.places
+            if p != was.get(p.agent_id)
+        ],
+    )
 
 
 def _move_owed(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line, line: Line, seq: int) -> None:
@@ -309,13 +312,12 @@ def save_decisions(
                     "decision_id": decision_id,
                     "agent_id": d.agent_id,
                     "lease": lease if leased else None,
-                    "leased_until": sa.func.clock_timestamp() + lease_for if leased else None,
                     "claims": 1 if leased else 0,
                 }
             )
             ordered.append(Ordered(outbox_id, d.lead_id, d.agent_id, leased))
     with batch():
-        _write(conn, tenant_id, decisions, roles, assignments, turns, outbox)
+        _write(conn, tenant_id, decisions, roles, assignments, turns, outbox, lease_for)
     return ordered, drafts
 
 
@@ -327,10 +329,11 @@ def _write(
     assignments: Rows,
     turns: Rows,
     outbox: Rows,
+    lease_for: timedelta,
 ) -> None:
     if decisions:
-        conn.execute(sa.insert(t.decisions), decisions)
-        conn.execute(_upsert_roles(), roles)
+        bulk.insert(conn, t.decisions, decisions)
+        bulk.insert(conn, t.lead_roles, roles, ending=_ROLES_MOVE)
         c = t.leads.c
         decided = sorted({row["lead_id"] for row in roles})
         conn.execute(
@@ -338,17 +341,16 @@ def _write(
             .where(c.tenant_id == tenant_id, c.lead_id == sa.any_(sa.cast(decided, sa.ARRAY(sa.Uuid))))
             .values(version=c.version + 1)
         )
-    if assignments:
-        conn.execute(sa.insert(t.assignments), assignments)
-    if turns:
-        conn.execute(sa.insert(t.turns), turns)
-    if outbox:
-        _insert_outbox(conn, outbox)
+    bulk.insert(conn, t.assignments, assignments)
+    bulk.insert(conn, t.turns, turns)
+    # The database's clock says how long a lease lasts.
+    until = "CASE WHEN lease IS NOT NULL THEN clock_timestamp() + CAST(:lease_for AS interval) END"
+    bulk.insert(conn, t.outbox, outbox, computed=("leased_until", until), lease_for=lease_for)
 
 
-def _upsert_roles() -> Any:
-    new = insert(t.lead_roles)
-    names = (
+_ROLES_MOVE = "ON CONFLICT (tenant_id, lead_id, role) DO UPDATE SET " + ", ".join(
+    f"{name} = excluded.{name}"
+    for name in (
         "state",
         "reason",
         "agent_id",
@@ -360,22 +362,7 @@ def _upsert_roles() -> Any:
         "releases",
         "since",
     )
-    return new.on_conflict_do_update(
-        index_elements=["tenant_id", "lead_id", "role"], set_={name: new.excluded[name] for name in names}
-    )
-
-
-def _insert_outbox(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
-    # Leased and unleased rows differ in an SQL expression, which executemany cannot mix.
-    for leased in (True, False):
-        some = [row for row in rows if (row["lease"] is not None) is leased]
-        if not some:
-            continue
-        until = some[0].pop("leased_until")
-        for row in some[1:]:
-            row.pop("leased_until")
-        statement = sa.insert(t.outbox).values(leased_until=until) if leased else sa.insert(t.outbox)
-        conn.execute(statement, some)
+)
 
 
 def set_standing(

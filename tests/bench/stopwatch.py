@@ -37,7 +37,7 @@ from connector.decide import Decider
 from connector.embedded import EmbeddedPostgres
 from connector.process import open_runtime
 from connector.runtime import Runtime
-from connector.sandbox import Sandbox
+from connector.sandbox import Sandbox, bottlecrm
 from connector.settings import Settings
 from tests.rig import ABC, Rig
 
@@ -209,7 +209,12 @@ class Bench:
 
         def send(lead: int) -> None:
             event = f"bench-{lead}"
-            body = rig.delivery(str(lead), event=event)
+            if rig.crm == "bottlecrm":
+                with rig.sandbox.state.lock:
+                    whole = bottlecrm.lead_data(rig.sandbox.state.leads[lead])
+                body = bottlecrm.event_body("lead.created", event, whole)
+            else:
+                body = rig.delivery(str(lead), event=event)
             post(connection, path, body, rig.signed(body, event))
 
         return send

@@ -85,6 +85,7 @@ class House:
     source: Path
     seed: int
     retry_scale: float
+    one_process: bool = False
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     died: list[str] = field(default_factory=list)
     postgres_kills: int = 0
@@ -125,7 +126,8 @@ class House:
     def start_crew(self) -> None:
         """Start web server and workers, and whoever starts them again."""
         for name in (WEB, *WORKERS):
-            command = (sys.executable, *_TURNLOCK, "web" if name == WEB else "worker")
+            does = "worker" if name != WEB else "serve" if self.one_process else "web"
+            command = (sys.executable, *_TURNLOCK, does)
             self._crew[name] = Managed(name, command, self.env(name), self.home / f"{name}.log")
             self._start(self._crew[name])
         for loop in (self._supervise, self._keep_postgres):

@@ -51,6 +51,7 @@ class Size:
     """How much. `each_point` is how often every point is met; what is left of `kills` strikes at random.
 
     `quiet` leads come first, one by one, with nothing going wrong. `edited`: a human edits some leads as they come in.
+    `one_process`: what answers the CRM decides and sends, too, beside the other workers.
     """
 
     leads: int
@@ -63,6 +64,7 @@ class Size:
     faults: bool = True
     quiet: int = 0
     edited: bool = True
+    one_process: bool = False
 
 
 @dataclass
@@ -107,7 +109,7 @@ class KillRun:
 
     def __init__(self, home: Path, source: Path, size: Size) -> None:
         self.size = size
-        self.house = House(home, source, size.seed, _RETRY_SCALE[size.crm])
+        self.house = House(home, source, size.seed, _RETRY_SCALE[size.crm], size.one_process)
         self.report = Report(size)
         self.sent: list[int] = []
         self.tenant_id = UUID(int=0)

@@ -87,3 +87,9 @@ def test_many_kills_at_every_point_and_of_postgres_break_no_promise(tmp_path: Pa
 @pytest.mark.timeout(600)
 def test_kills_at_every_point_of_a_crm_with_whole_payloads_and_conditional_writes(tmp_path: Path) -> None:
     _held(tmp_path, Size(leads=300, kills=24, postgres_kills=1, each_point=1, crm="generic"))
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_kills_of_a_process_that_decides_what_it_stores_break_no_promise(tmp_path: Path) -> None:
+    _held(tmp_path, Size(leads=300, kills=20, postgres_kills=1, points=(), one_process=True))
