@@ -117,13 +117,15 @@ def at_once(
         with unit(engine) as (conn, _):  # a pooler's connection has no settings of ours
             return conn.execute(statement, values).all()
     for last in (False, True) if repeat else (True,):
-        held = engine.raw_connection()
-        driver: Any = held.driver_connection
+        held = None
         try:
-            return list(driver.cursor(row_factory=namedtuple_row).execute(_driver_text(statement), values))
+            held = engine.raw_connection()
+            driver: Any = held.driver_connection
+            cursor = driver.cursor(row_factory=namedtuple_row).execute(_driver_text(statement), values)
+            return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
-            lost = bool(driver.closed)
-            if lost:
+            lost = held is not None and bool(driver.closed)
+            if held is not None and lost:
                 held.invalidate()
                 engine.dispose()  # the others are lost as well
             if last or not lost:
@@ -131,7 +133,8 @@ def at_once(
                     None, None, error, psycopg.Error, connection_invalidated=lost, dialect=engine.dialect
                 ) from error
         finally:
-            held.close()
+            if held is not None:
+                held.close()
     raise AssertionError("unreachable")
 
 
