@@ -30,9 +30,10 @@ from connector.config_model import (
     RuleConfig,
 )
 from connector.config_yaml import ConfigProblem, ConfigProblems, read
+from routing.conditions import in_zone
+from routing.fields import DAYS
 from routing.model import Hours, Role, Rule, Target, TargetKind, WhenNobody
 from routing.rule_lint import lint_rules
-from routing.skips import DAYS
 
 __all__ = [
     "AgentFacts",
@@ -126,6 +127,8 @@ def export(config: Config, agents: Iterable[KnownAgent]) -> str:
     }
     if any(unassigned.values()):
         out["unassigned"] = unassigned
+    if config.zone is not None:
+        out["zone"] = config.zone
     out["default_queue"] = config.default_queue
     out["released"] = config.released.value
     if config.agents:
@@ -205,6 +208,8 @@ def digest(config: Config) -> bytes:
             for rule in config.rules
         ],
     }
+    if config.zone is not None:  # left out otherwise, so that what was saved before there were zones means the same
+        meaning["zone"] = config.zone
     canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"), default=dict)
     return hashlib.sha256(canonical.encode("ascii")).digest()
 
@@ -244,6 +249,6 @@ def _rules(config: Config) -> list[Rule]:
         return Target(one.kind, one.agent_id if one.queue is None else uuid5(NAMESPACE_URL, f"queue:{one.queue}"))
 
     return [
-        Rule(rule.name, at, rule.role, rule.when, tuple(map(target, rule.targets)))
+        Rule(rule.name, at, rule.role, in_zone(rule.when, config.zone), tuple(map(target, rule.targets)))
         for at, rule in enumerate(config.rules, start=1)
     ]

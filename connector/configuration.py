@@ -19,6 +19,7 @@ from connector.runtime import Runtime, Tenant
 from connector.tables import config_versions
 from routing import rotation, saving, store
 from routing import tables as t
+from routing.conditions import in_zone
 from routing.ledger import Kind
 from routing.model import Flag
 
@@ -151,7 +152,7 @@ def _rules(conn: sa.Connection, tenant_id: UUID, config: Config, queue_ids: dict
             "name": rule.name,
             "role": rule.role.value,
             "precedence": number,
-            "condition": dict(rule.when),
+            "condition": dict(in_zone(rule.when, config.zone)),
             "targets": [target(one) for one in rule.targets],
         }
         for number, rule in enumerate(config.rules, 1)

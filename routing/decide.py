@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from itertools import chain
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
 from routing import ledger, rotation
 from routing.model import Agent, Flag, Lead, Reason, Role, Skip, Target, TargetKind, WhenNobody
 from routing.rotation import Line, Pick
-from routing.rules import RuleSet, Tried
+from routing.rules import RuleSet, Trial
 from routing.skips import Unavailable, unavailable
 
 
@@ -58,22 +58,23 @@ class Plan:
     queue_names: Mapping[UUID, str]
     target_agents: frozenset[UUID] = frozenset()
 
-    def first_choice(self, lead: Lead, role: Role) -> tuple[UUID | None, tuple[Tried, ...]]:
-        """The queue that `lead` would be decided in first, None when that is no queue, and the rules tried for it."""
-        tried: tuple[Tried, ...] = ()
-        if Flag.RULES in self.flags:
-            rule, tried = self.rules.first_match(lead, role)
-            if rule is not None:
-                return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None), tried
-        return (self.default_queue_id if role is Role.OWNER else None), tried
+    def trial(self, lead: Lead, role: Role) -> Trial | None:
+        """The rules about to be tried on `lead`; None while the rules are off."""
+        return self.rules.trial(lead, role) if Flag.RULES in self.flags else None
+
+    def first_choice(self, trial: Trial | None, role: Role) -> UUID | None:
+        """The queue in which a lead with this trial would be decided first, None when that is no queue."""
+        for _, rule in trial.matches() if trial is not None else ():
+            return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None)
+        return self.default_queue_id if role is Role.OWNER else None
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One lead to decide in one role. ``holders`` are agents who hold it in another role.
 
-    ``tried`` are the rules that were tried on this very lead under this very plan already, if any: trying is pure,
-    so they need not be tried again.
+    ``trial`` is that of the rules on this very lead under this very plan, if it was begun already: trying is pure, so
+    what it found stands.
     """
 
     lead_id: UUID
@@ -83,7 +84,7 @@ class Case:
     existing_owner: UUID | None = None
     holders: frozenset[UUID] = frozenset()
     declined: frozenset[UUID] = frozenset()
-    tried: tuple[Tried, ...] = ()
+    trial: Trial | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,29 +137,26 @@ class _Attempt:
         self.bench = bench
         self.case = case
         self.flags = bench.plan.flags
+        self.trial = case.trial or bench.plan.trial(case.lead, case.role)
+        self.tried: int | None = None  # how many rules were tried; None: it did not come to that
         self.rule: str | None = None
         self.record: dict[str, Any] = {}
         self.paths: list[dict[str, Any]] = []
 
     def run(self) -> Decision:
-        case, plan = self.case, self.bench.plan
-        if case.role is Role.OWNER and Flag.RULES in self.flags and case.existing_owner and not self._left_alone():
+        case, plan, trial = self.case, self.bench.plan, self.trial
+        if case.role is Role.OWNER and trial is not None and case.existing_owner and not self._left_alone(trial):
             # The default for every newcomer: the same person goes to the agent who has them, before any other rule.
             decision = self._existing_owner()
             if decision is not None:
                 return decision
-        if Flag.RULES in self.flags:
-            tried: list[Any] = []
-            self.record["tried"] = tried
-            rest = plan.rules.tries(case.lead, case.role, start=len(case.tried))
-            for attempt in chain(case.tried, rest):
-                tried.append(attempt.as_json())
-                if attempt.matched:
-                    self.rule = attempt.rule.name
-                    decision = self._targets(attempt.rule.targets)
-                    if decision is not None:
-                        return decision
-            self.rule = None
+        if trial is not None:
+            for number, rule in trial.matches():
+                self.rule, self.tried = rule.name, number + 1
+                decision = self._targets(rule.targets)
+                if decision is not None:
+                    return decision
+            self.rule, self.tried = None, trial.count
         if case.role is Role.COLLABORATOR:
             return self._end(Outcome.LEFT, Reason.NO_RULE)
         if plan.default_queue_id is None:
@@ -167,14 +165,15 @@ class _Attempt:
         assert decision is not None  # noqa: S101 - a queue always ends in a decision
         return decision
 
-    def _left_alone(self) -> bool:
+    def _left_alone(self, trial: Trial) -> bool:
         """Whether a rule forbids to route this lead at all, which no default may overrule."""
-        rule, _ = self.bench.plan.rules.first_match(self.case.lead, self.case.role)
-        return rule is not None and rule.targets[0].kind is TargetKind.LEAVE_ALONE
+        return any(rule.targets[0].kind is TargetKind.LEAVE_ALONE for _, rule in islice(trial.matches(), 1))
 
     def _end(self, outcome: Outcome, reason: Reason | None, **more: Any) -> Decision:
         if self.paths:
             self.record["paths"] = self.paths
+        if self.trial is not None and self.tried is not None:
+            self.record["rules"] = self.trial.record(self.tried)
         return Decision(self.case.lead_id, self.case.role, outcome, reason, rule=self.rule, record=self.record, **more)
 
     def _assigned(self, how: str, agent_id: UUID, **more: Any) -> Decision:

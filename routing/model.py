@@ -32,7 +32,8 @@ class Lead:
 
     ``ref`` is the CRM's id as text. ``owner_ref`` is the CRM's id of the owning agent or None; ``pond_ref`` names a
     shared bucket that holds the lead; ``unclaimed`` marks an open first-to-claim offer. Money is in the account's
-    currency. Times are aware UTC. A field that the CRM does not fill is None or empty, never a made-up default.
+    currency, ``latitude`` and ``longitude`` are degrees (WGS 84). Times are aware UTC. A field that the CRM does not
+    fill is None or empty, never a made-up default.
     """
 
     ref: str
@@ -46,9 +47,12 @@ class Lead:
     price: Decimal | None = None
     street: str | None = None
     city: str | None = None
+    county: str | None = None
     state: str | None = None
     zip: str | None = None
     country: str | None = None
+    latitude: Decimal | None = None
+    longitude: Decimal | None = None
     form: str | None = None
     campaign: str | None = None
     language: str | None = None

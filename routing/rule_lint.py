@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from routing.conditions import Condition, Group, Node, Test
-from routing.fields import FLAGS, NUMBERS, TEXTS, Fact, field_kind
+from routing.fields import CUSTOM, Fact, field_kind
 from routing.model import Role, Rule, TargetKind
 from routing.rules import RuleSet
+from routing.verdicts import Condition, Group, Node, Test
 
 MAX_STEPS = 5_000_000  # comparisons of two conditions or tests, about three seconds
 MAX_OVERLAPS = 100  # pairs listed
@@ -196,7 +196,7 @@ def _missing(test: Test) -> bool:
 
 
 def _test_implies(a: Test, b: Test) -> bool:
-    if a.field != b.field:
+    if a.fact != b.fact:
         return False
     if b.operand is None:  # every other true test of a field needs a value in it
         return _missing(a) is _missing(b)
@@ -208,7 +208,7 @@ def _test_implies(a: Test, b: Test) -> bool:
 
 
 def _tests_disjoint(a: Test, b: Test) -> bool:
-    if a.field != b.field:
+    if a.fact != b.fact:
         return False
     if a.operand is None or b.operand is None:
         return _missing(a) is not _missing(b)
@@ -226,9 +226,8 @@ def _single(field: str) -> bool:
 
 def _holds(test: Test, value: object) -> bool:
     """Whether a field with this one value passes `test` (before its ``not``), whether or not it comes as a list."""
-    values = tuple((value,) if slot == test.slot else () for slot in (TEXTS, NUMBERS, FLAGS))
-    kind = field_kind(test.field)
-    lists = (True, False) if kind is not None and kind.attribute == "custom" else (False,)
+    values = tuple((value,) if slot == test.slot else () for slot in range(4))
+    lists = (True, False) if field_kind(test.field) is CUSTOM else (False,)
     return all(test.match(Fact(values, True, listed)) for listed in lists)  # type: ignore[arg-type]
 
 
@@ -246,8 +245,7 @@ def _inside(a: Test, b: Test) -> bool:
         return isinstance(one, tuple) and one[0] is not None and one[0] == one[1] and _holds(b, one[0])
     if b.operator == "starts_with":
         return a.operator == "starts_with" and one.startswith(two)
-    kind = field_kind(a.field)
-    if kind is not None and kind.attribute == "custom":  # contains asks for a part of a text, for an entry of a list
+    if field_kind(a.field) is CUSTOM:  # contains asks for a part of a text, for an entry of a list
         return a.operator == "contains" and one == two
     return two in one
 

@@ -23,10 +23,9 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from routing.fields import ConfigurationProblems, Problem
+from routing.fields import DAYS, ConfigurationProblems, Problem
 from routing.model import Agent, Hours, Skip
 
-DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY = 24 * 60
 _WEEK = 7 * _DAY
 _INTERVAL = re.compile(r"\s*([0-9]{1,2}):([0-9]{2})\s*[-–]\s*([0-9]{1,2}):([0-9]{2})\s*")

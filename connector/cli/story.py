@@ -61,6 +61,8 @@ def _decision(number: int, d: Json) -> None:
     if d["agent"]:
         say(f"  why them: {_HOW.get(d['how'], d['how'])}{_turn(d)}")
     _rules(d["rules"])
+    if d["rules_not_shown"]:
+        say(f"  rules tried: {d['rules_not_shown']}")
     for path in d["paths"]:
         _path(path)
     _writes(d)

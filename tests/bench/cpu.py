@@ -1,0 +1,159 @@
+"""CPU time of deciding, as ratios and differences: what many rules and long queues add. No wall clock, so it is steady.
+
+Part of the stopwatch (``flat``); by itself: ``python -m tests.bench.cpu``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+
+from cryptography.fernet import Fernet
+
+from adapters.base import Event, EventKind
+from connector import inbox
+from connector.accept import store_delivery
+from connector.decide import Decider
+from connector.embedded import EmbeddedPostgres
+from connector.process import open_runtime
+from connector.runtime import Runtime
+from connector.sandbox import Sandbox
+from connector.settings import Settings
+from routing.fields import DAYS
+from routing.model import Lead
+from tests.rig import ABC, Rig
+
+RULES_BOUND = 2.0  # times the cost of one rule, for a unit of 50 leads that none of 500 rules takes
+LARGE_BOUND = 2.0  # milliseconds that 1,000 rules and 200 members may add to one lead
+ROUNDS = 9
+
+#: Kinds of rules of which none takes the lead of :func:`feed`.
+KINDS: dict[str, Callable[[int], str]] = {
+    "by city": lambda n: f"{{field: city, equals: Town {n}}}",
+    "by price": lambda n: f"{{field: price, between: [{900_000 + n}, {900_500 + n}]}}",
+    "by zip range": lambda n: f'{{field: zip, between: ["{n:05}", "{n + 50:05}"]}}',
+    "by source, state and price": lambda n: (
+        f"{{all: [{{field: source, one_of: [Portal, S{n}]}}, {{field: state, equals: TX}}, "
+        f"{{field: price, at_least: {900_000 + n}}}]}}"
+    ),
+    "by a custom field": lambda n: f"{{field: custom.team, contains: team {n}}}",
+}
+
+
+def rules(count: int, kind: str) -> str:
+    """So many rules of one kind as YAML."""
+    when = KINDS[kind]
+    return "rules:\n" + "".join(f"  - {{name: r{n}, when: {when(n)}, to: {{queue: All}}}}\n" for n in range(count))
+
+
+def queue(members: Sequence[int]) -> str:
+    """A configuration with one queue of these agents, each with working hours."""
+    names = ", ".join(f'"{n}"' for n in members)
+    open_now = "{" + ", ".join(f"{day}: ['00:00-24:00']" for day in DAYS) + "}"
+    hours = "".join(f'  "{n}": {{zone: America/Chicago, hours: {open_now}}}\n' for n in members)
+    return f"default_queue: All\nagents:\n{hours}queues:\n  All: {{members: [{names}]}}\n"
+
+
+def feed(rig: Rig, count: int) -> None:
+    """So many new leads, accepted."""
+    for _ in range(count):
+        number = time.monotonic_ns()
+        lead = Lead(
+            ref=f"cpu-{number}",
+            city="Austin",
+            state="TX",
+            zip="78701",
+            source="Portal",
+            type="Buyer",
+            price=Decimal(450_000),
+            custom={"team": "none"},
+            emails=(f"cpu{number}@example.com",),
+        )
+        event = Event(EventKind.LEAD_CREATED, f"cpu-{number}", ref=lead.ref, lead=lead)
+        store_delivery(rig.runtime, rig.tenant, [event], hook_id=None, body=b"", flag_version=0, headers={})
+
+
+def unit_cost(rig: Rig, count: int) -> float:
+    """Milliseconds of CPU for a unit of `count` leads: the median of several."""
+    decider = Decider(rig.runtime, lambda *_: None, lambda: 0)
+    keep, inbox.BATCH_DELIVERIES = inbox.BATCH_DELIVERIES, count
+    took = []
+    try:
+        for at in range(ROUNDS + 1):
+            feed(rig, count)
+            began = time.process_time()
+            done = decider.run(rig.tenant.tenant_id)
+            if done != count:
+                raise RuntimeError(f"decided {done} of {count}")
+            if at:  # the first compiles the rules
+                took.append((time.process_time() - began) * 1000)
+    finally:
+        inbox.BATCH_DELIVERIES = keep
+    return statistics.median(took)
+
+
+def measure(rig: Rig, agents: Sequence[int], say: Callable[[str], None], bound: Callable[[str, bool], str]) -> None:
+    """Tell what many rules and long queues cost. `agents` are 200 whom `rig` knows."""
+    for kind in KINDS:
+        rig.configure(ABC + rules(1, kind))
+        one = unit_cost(rig, 50)
+        rig.configure(ABC + rules(500, kind))
+        many = unit_cost(rig, 50)
+        word = bound(f"500 rules {kind}", many <= RULES_BOUND * one)
+        say(
+            f"- a unit of 50 leads, 500 rules {kind} of which none matches: {many:.1f} ms of CPU, {many / one:.2f} x "
+            f"one rule (bound {RULES_BOUND:.0f}: {word})"
+        )
+    for kind in KINDS:
+        rig.configure(queue(agents[:5]) + rules(1, kind))
+        small = unit_cost(rig, 1)
+        rig.configure(queue(agents) + rules(1, kind))
+        long = unit_cost(rig, 1)
+        rig.configure(queue(agents) + rules(1000, kind))
+        large = unit_cost(rig, 1)
+        word = bound(f"1000 rules {kind} and 200 members", large - small <= LARGE_BOUND)
+        say(
+            f"- one lead, 1,000 rules {kind} and 200 members: {large:.1f} ms of CPU, {large - small:+.2f} ms over 1 "
+            f"rule and 5 members (bound {LARGE_BOUND:.0f}: {word}); of that the members {long - small:+.2f} ms"
+        )
+
+
+def main() -> int:
+    """The measurement by itself; 1 when a bound was missed."""
+    missed: list[str] = []
+
+    def bound(name: str, good: bool) -> str:
+        if not good:
+            missed.append(name)
+        return "kept" if good else "MISSED"
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(
+            home=Path(folder) / "db", secret_keys=(Fernet.generate_key().decode(),), allow_private_hosts=True
+        )
+        with (
+            EmbeddedPostgres(settings.home),
+            open_runtime(settings, upgrade=True, threads=4) as runtime,
+            Sandbox() as sandbox,
+        ):
+            run(runtime, sandbox, print, bound)
+    return 1 if missed else 0
+
+
+def run(runtime: Runtime, sandbox: Sandbox, say: Callable[[str], None], bound: Callable[[str, bool], str]) -> None:
+    """Measure on a tenant of its own."""
+    sandbox.pause_dispatch()
+    rig = Rig(runtime, sandbox, "generic")
+    rig.add_tenant(f"cpu-{time.monotonic_ns()}", config=None)
+    agents = [sandbox.add_agent(f"Agent {n}", zone="America/Chicago") for n in range(200)]
+    rig.sync()
+    measure(rig, agents, say, bound)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
