@@ -24,7 +24,7 @@ from routing import tables as t
 from routing.decide import Bench, Case, Decision, Outcome, Plan, QueueState
 from routing.gate import Standing, Step, Verdict, gate
 from routing.model import Agent, Flag, Reason, Role
-from routing.rules import Trial
+from routing.rules import Search
 
 # Behind an own write: woken by its end; this is only for the case that the wake is lost with a crash.
 BEHIND = timedelta(seconds=30)
@@ -43,18 +43,17 @@ class Planned:
 
     row: store.TenantRow
     plan: Plan
-    choices: dict[UUID, tuple[UUID | None, Trial | None]] = field(default_factory=dict)
+    choices: dict[UUID, tuple[UUID | None, Search | None]] = field(default_factory=dict)
 
-    def choice(self, item: Item) -> tuple[UUID | None, Trial | None]:
-        """The queue that the item's lead is decided in first, and its trial; no queue when nothing is to route.
+    def choice(self, item: Item) -> tuple[UUID | None, Search | None]:
+        """The queue that the item's lead is decided in first, and the rules tried; no queue when nothing is to route.
 
         Kept per event: what the rules say of a lead cannot change while the configuration is the same.
         """
         event_id: UUID = item.event.event_id
         if event_id not in self.choices:
             routable = self.row.unassigned.covers(item.lead) and item.event.kind != "lead_deleted"
-            trial = self.plan.trial(item.lead, item.role) if routable else None
-            self.choices[event_id] = (self.plan.first_choice(trial, item.role) if routable else None, trial)
+            self.choices[event_id] = self.plan.first_choice(item.lead, item.role) if routable else (None, None)
         return self.choices[event_id]
 
 
@@ -149,7 +148,7 @@ class Unit:
             item.lead,
             was_held=standing is not None and standing.state == "held",
             existing_owner=self._known.existing_owner(item),
-            trial=self._planned.choice(item)[1],
+            tried=self._planned.choice(item)[1],
         )
         decision = self._bench.decide(case)
         self._keep(item, standing, decision, verdict)

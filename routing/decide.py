@@ -17,7 +17,7 @@ from uuid import UUID
 from routing import ledger, rotation
 from routing.model import Agent, Flag, Lead, Reason, Role, Skip, Target, TargetKind, WhenNobody
 from routing.rotation import Line, Pick
-from routing.rules import RuleSet, Trial
+from routing.rules import RuleSet, Search
 from routing.skips import Unavailable, unavailable
 
 
@@ -58,23 +58,24 @@ class Plan:
     queue_names: Mapping[UUID, str]
     target_agents: frozenset[UUID] = frozenset()
 
-    def trial(self, lead: Lead, role: Role) -> Trial | None:
+    def search(self, lead: Lead, role: Role) -> Search | None:
         """The rules about to be tried on `lead`; None while the rules are off."""
-        return self.rules.trial(lead, role) if Flag.RULES in self.flags else None
+        return self.rules.search(lead, role) if Flag.RULES in self.flags else None
 
-    def first_choice(self, trial: Trial | None, role: Role) -> UUID | None:
-        """The queue in which a lead with this trial would be decided first, None when that is no queue."""
-        for _, rule in trial.matches() if trial is not None else ():
-            return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None)
-        return self.default_queue_id if role is Role.OWNER else None
+    def first_choice(self, lead: Lead, role: Role) -> tuple[UUID | None, Search | None]:
+        """The queue that `lead` would be decided in first, None when that is no queue, and the rules tried for it."""
+        tried = self.search(lead, role)
+        for _, rule in tried.matches() if tried is not None else ():
+            return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None), tried
+        return (self.default_queue_id if role is Role.OWNER else None), tried
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One lead to decide in one role. ``holders`` are agents who hold it in another role.
 
-    ``trial`` is that of the rules on this very lead under this very plan, if it was begun already: trying is pure, so
-    what it found stands.
+    ``tried`` are the rules that were tried on this very lead under this very plan already, if any: trying is pure, so
+    they need not be tried again.
     """
 
     lead_id: UUID
@@ -84,7 +85,7 @@ class Case:
     existing_owner: UUID | None = None
     holders: frozenset[UUID] = frozenset()
     declined: frozenset[UUID] = frozenset()
-    trial: Trial | None = None
+    tried: Search | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,8 @@ class Bench:
         self.now = now
         self.lines = {queue_id: q.line for queue_id, q in queues.items()}
         self.held = {queue_id for queue_id, q in queues.items() if q.held}
+        # Why members cannot take a lead at `now`, by (agent, weight, on the lead, declined it): the same for all cases.
+        self.away: dict[tuple[UUID, int, bool, bool], Unavailable | None] = {}
 
     def decide(self, case: Case) -> Decision:
         """Decide `case`. Raises :class:`NeedQueues`; then nothing that this bench did may be kept."""
@@ -137,26 +140,26 @@ class _Attempt:
         self.bench = bench
         self.case = case
         self.flags = bench.plan.flags
-        self.trial = case.trial or bench.plan.trial(case.lead, case.role)
+        self.search = case.tried or bench.plan.search(case.lead, case.role)
         self.tried: int | None = None  # how many rules were tried; None: it did not come to that
         self.rule: str | None = None
         self.record: dict[str, Any] = {}
         self.paths: list[dict[str, Any]] = []
 
     def run(self) -> Decision:
-        case, plan, trial = self.case, self.bench.plan, self.trial
-        if case.role is Role.OWNER and trial is not None and case.existing_owner and not self._left_alone(trial):
+        case, plan, search = self.case, self.bench.plan, self.search
+        if case.role is Role.OWNER and search is not None and case.existing_owner and not self._left_alone(search):
             # The default for every newcomer: the same person goes to the agent who has them, before any other rule.
             decision = self._existing_owner()
             if decision is not None:
                 return decision
-        if trial is not None:
-            for number, rule in trial.matches():
+        if search is not None:
+            for number, rule in search.matches():
                 self.rule, self.tried = rule.name, number + 1
                 decision = self._targets(rule.targets)
                 if decision is not None:
                     return decision
-            self.rule, self.tried = None, trial.count
+            self.rule, self.tried = None, search.count
         if case.role is Role.COLLABORATOR:
             return self._end(Outcome.LEFT, Reason.NO_RULE)
         if plan.default_queue_id is None:
@@ -165,15 +168,15 @@ class _Attempt:
         assert decision is not None  # noqa: S101 - a queue always ends in a decision
         return decision
 
-    def _left_alone(self, trial: Trial) -> bool:
+    def _left_alone(self, search: Search) -> bool:
         """Whether a rule forbids to route this lead at all, which no default may overrule."""
-        return any(rule.targets[0].kind is TargetKind.LEAVE_ALONE for _, rule in islice(trial.matches(), 1))
+        return any(rule.targets[0].kind is TargetKind.LEAVE_ALONE for _, rule in islice(search.matches(), 1))
 
     def _end(self, outcome: Outcome, reason: Reason | None, **more: Any) -> Decision:
         if self.paths:
             self.record["paths"] = self.paths
-        if self.trial is not None and self.tried is not None:
-            self.record["rules"] = self.trial.record(self.tried)
+        if self.search is not None and self.tried is not None:
+            self.record["rules"] = self.search.record(self.tried)
         return Decision(self.case.lead_id, self.case.role, outcome, reason, rule=self.rule, record=self.record, **more)
 
     def _assigned(self, how: str, agent_id: UUID, **more: Any) -> Decision:
@@ -241,15 +244,19 @@ class _Attempt:
         return self._assigned(how, agent_id), Reason.TARGET_AWAY
 
     def _away(self, agent: Agent, weight: int) -> Unavailable | None:
-        return unavailable(
-            agent,
-            weight,
-            self.bench.now,
-            self.case.holders,
-            declined=self.case.declined,
-            skips=Flag.SKIPS in self.flags,
-            weights=Flag.WEIGHTS in self.flags,
-        )
+        case, known = self.case, self.bench.away
+        key = agent.agent_id, weight, agent.agent_id in case.holders, agent.agent_id in case.declined
+        if key not in known:
+            known[key] = unavailable(
+                agent,
+                weight,
+                self.bench.now,
+                case.holders,
+                declined=case.declined,
+                skips=Flag.SKIPS in self.flags,
+                weights=Flag.WEIGHTS in self.flags,
+            )
+        return known[key]
 
     def _queue(self, queue_id: UUID) -> Decision | None:
         """The rotation's answer, or None when nobody of the queue is available."""

@@ -73,8 +73,8 @@ def _test(test: Test) -> Holds:
 
         def contains(facts: Facts) -> bool:
             fact = facts[name]
-            for text in fact.values[TEXTS]:
-                if part == text if fact.listed else part in text:
+            for text in fact.values[TEXTS]:  # noqa: SIM110 - likewise
+                if (part == text) if fact.listed else (part in text):
                     return True
             return False
 

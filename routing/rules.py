@@ -1,6 +1,6 @@
 """Which rule wins: the rules of a tenant in an explicit order of precedence.
 
-Three readers. :class:`Trial` finds the rules that match one lead, fast, and makes the small record that a decision
+Three readers. :class:`Search` finds the rules that match one lead, fast, and makes the small record that a decision
 keeps. :meth:`RuleSet.tries` tries every rule and gives each with its reasons: slower, for showing. :func:`retold` does
 that from the record of a decision, when the lead has changed since or is not known any more.
 """
@@ -60,7 +60,7 @@ class _RoleRules:
         return self._hidden[fact]
 
 
-class Trial:
+class Search:
     """The rules of one role on one lead. What was found is kept, so that asking again costs nothing."""
 
     def __init__(self, rules: _RoleRules, lead: Lead | Facts) -> None:
@@ -166,9 +166,9 @@ class RuleSet:
         fields = {name for _, condition in self.compiled(role) for name in condition.fields}
         return frozenset(a for name in fields if (kind := field_kind(name)) is not None for a in kind.attributes)
 
-    def trial(self, lead: Lead | Facts, role: Role) -> Trial:
+    def search(self, lead: Lead | Facts, role: Role) -> Search:
         """The rules of `role`, about to be tried on `lead`."""
-        return Trial(self._roles[role], lead)
+        return Search(self._roles[role], lead)
 
     def tries(self, lead: Lead | Facts, role: Role) -> Iterator[Tried]:
         """Try the rules of `role` on `lead` one by one, in order, as far as the caller asks."""
@@ -188,7 +188,7 @@ class RuleSet:
 
 
 def retold(rules: RuleSet, role: Role, record: Mapping[str, Any]) -> tuple[Tried, ...] | None:
-    """Each rule that a decision tried and what decided it, from what :meth:`Trial.record` kept.
+    """Each rule that a decision tried and what decided it, from what :meth:`Search.record` kept.
 
     `rules` are those of the decision's configuration version. None when they are not: other rules match than did then.
     """

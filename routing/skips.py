@@ -149,6 +149,7 @@ def next_opening(hours: Hours, zone: str, now: datetime) -> str | None:
     return f"{DAYS[start // _DAY].title()} {start % _DAY // 60:02}:{start % 60:02} {zone}"
 
 
+@lru_cache(maxsize=256)  # asked for every member at one instant, and a queue works in few zones
 def _wall(zone: str, now: datetime) -> tuple[int, int]:
     """Weekday (0 = Monday) and minute of the day that the clocks of `zone` show at `now`."""
     if now.utcoffset() is None:

@@ -57,7 +57,7 @@ def rule_set(whens: Sequence[When]) -> RuleSet:
 
 
 def found(rules: RuleSet, of: Lead) -> list[int]:
-    return [number for number, _ in rules.trial(of, Role.OWNER).matches()]
+    return [number for number, _ in rules.search(of, Role.OWNER).matches()]
 
 
 def reference(rules: RuleSet, of: Lead) -> list[int]:
@@ -81,9 +81,9 @@ def test_a_decision_tells_later_how_each_rule_fared(whens: list[When], of: Lead,
     whens = json.loads(json.dumps(whens, default=float))  # as they are stored
     rules = rule_set(whens)
     tried = min(tried, len(whens))
-    trial = rules.trial(of, Role.OWNER)
-    list(trial.matches())
-    kept = json.loads(json.dumps(trial.record(tried), allow_nan=False))
+    search = rules.search(of, Role.OWNER)
+    list(search.matches())
+    kept = json.loads(json.dumps(search.record(tried), allow_nan=False))
     again = rule_set(whens)
     expected = told(list(rules.tries(of, Role.OWNER))[:tried])
     assert json.dumps(told(retold(again, Role.OWNER, kept) or ())) == json.dumps(expected)
@@ -114,9 +114,9 @@ LOOKING = rule_set(
 
 
 def test_what_a_decision_keeps_tells_nobody_who_the_lead_is() -> None:
-    trial = LOOKING.trial(PERSONAL, Role.OWNER)
-    assert list(trial.matches()) == []
-    kept = json.dumps(trial.record(trial.count))
+    search = LOOKING.search(PERSONAL, Role.OWNER)
+    assert list(search.matches()) == []
+    kept = json.dumps(search.record(search.count))
     for personal in ("hidden", "nobody", "512", "30.26", "97.74"):
         assert personal not in kept.casefold()
     assert "Austin" in kept
@@ -125,19 +125,19 @@ def test_what_a_decision_keeps_tells_nobody_who_the_lead_is() -> None:
 
 def test_a_lead_that_no_rule_looks_at_costs_no_room() -> None:
     rules = rule_set([{"field": "city", "equals": f"Town {n}"} for n in range(500)])
-    trial = rules.trial(Lead("L-1", city="Austin", source="Portal"), Role.OWNER)
-    assert list(trial.matches()) == []
-    assert trial.record(trial.count) == {"tried": 500, "matched": [], "facts": {"city": "Austin"}}
-    tries = retold(rules, Role.OWNER, trial.record(500))
+    search = rules.search(Lead("L-1", city="Austin", source="Portal"), Role.OWNER)
+    assert list(search.matches()) == []
+    assert search.record(search.count) == {"tried": 500, "matched": [], "facts": {"city": "Austin"}}
+    tries = retold(rules, Role.OWNER, search.record(500))
     assert tries is not None
     assert [t.as_json()["why"][0]["lead"] for t in tries] == ["Austin"] * 500  # type: ignore[index]
 
 
 def test_other_rules_than_those_of_the_decision_are_not_told_for_them() -> None:
     rules = rule_set([{"field": "city", "equals": "Dallas"}, {"field": "city", "equals": "Austin"}])
-    trial = rules.trial(Lead("L-1", city="Austin"), Role.OWNER)
-    list(trial.matches())
-    kept = trial.record(2)
+    search = rules.search(Lead("L-1", city="Austin"), Role.OWNER)
+    list(search.matches())
+    kept = search.record(2)
     assert retold(rules, Role.OWNER, kept) is not None
     assert retold(rule_set([{"field": "city", "equals": "Austin"}, {}]), Role.OWNER, kept) is None
     assert retold(rule_set([{"field": "city", "equals": "Dallas"}]), Role.OWNER, kept) is None
