@@ -16,11 +16,13 @@ from enum import StrEnum
 
 from routing.fields import CUSTOM, Fact, field_kind
 from routing.model import Role, Rule, TargetKind
+from routing.places import Circle, Polygon, kilometres
 from routing.rules import RuleSet
-from routing.verdicts import Condition, Group, Node, Test
+from routing.verdicts import Codes, Condition, Group, Node, Test
 
 MAX_STEPS = 5_000_000  # comparisons of two conditions or tests, about three seconds
 MAX_OVERLAPS = 100  # pairs listed
+_ROUNDING_KM = 0.001  # what the computation of a distance may be off, and far more
 
 
 class NoteKind(StrEnum):
@@ -234,6 +236,8 @@ def _holds(test: Test, value: object) -> bool:
 def _inside(a: Test, b: Test) -> bool:
     """Every value that `a` asks for is one that `b` asks for. Both compare the same slot of the same field."""
     one, two = a.operand, b.operand
+    if a.operator == b.operator and one == two:
+        return True
     if isinstance(one, frozenset):
         return all(_holds(b, value) for value in one)
     if isinstance(one, tuple) and isinstance(two, tuple):
@@ -241,6 +245,11 @@ def _inside(a: Test, b: Test) -> bool:
         return (least is None or (low is not None and least <= low)) and (
             most is None or (high is not None and high <= most)
         )
+    if isinstance(one, Codes) and isinstance(two, Codes) and one.length == two.length:
+        above = two.low is None or (one.low is not None and two.low <= one.low)
+        return above and (two.high is None or (one.high is not None and one.high <= two.high))
+    if isinstance(one, Circle) and isinstance(two, Circle):
+        return kilometres(one.centre, two.centre) + one.km < two.km - _ROUNDING_KM
     if not isinstance(one, str) or not isinstance(two, str):
         return isinstance(one, tuple) and one[0] is not None and one[0] == one[1] and _holds(b, one[0])
     if b.operator == "starts_with":
@@ -260,6 +269,16 @@ def _apart(a: Test, b: Test) -> bool:
         return (high is not None and least is not None and high < least) or (
             most is not None and low is not None and most < low
         )
+    if isinstance(a.operand, Codes) and isinstance(b.operand, Codes) and a.operand.length == b.operand.length:
+        lows = [codes.low for codes in (a.operand, b.operand) if codes.low is not None]
+        highs = [codes.high for codes in (a.operand, b.operand) if codes.high is not None]
+        return bool(lows and highs) and max(lows) > min(highs)
+    if isinstance(a.operand, Circle) and isinstance(b.operand, Circle):
+        return kilometres(a.operand.centre, b.operand.centre) > a.operand.km + b.operand.km + _ROUNDING_KM
+    if isinstance(a.operand, Polygon) and isinstance(b.operand, Polygon):
+        # Their boxes do not meet.
+        pairs = ((a.operand, b.operand), (b.operand, a.operand))
+        return any(one.high[side] < two.low[side] for one, two in pairs for side in (0, 1))
     if isinstance(a.operand, str) and isinstance(b.operand, str) and a.operator == b.operator == "starts_with":
         return not (a.operand.startswith(b.operand) or b.operand.startswith(a.operand))
     return False

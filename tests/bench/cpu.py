@@ -5,34 +5,42 @@ Part of the stopwatch (``flat``); by itself: ``python -m tests.bench.cpu``.
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 from cryptography.fernet import Fernet
 
 from adapters.base import Event, EventKind
 from connector import inbox
 from connector.accept import store_delivery
+from connector.config_build import rules_as_written
 from connector.decide import Decider
 from connector.embedded import EmbeddedPostgres
 from connector.process import open_runtime
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox
 from connector.settings import Settings
+from routing.decide import Bench, Case, Plan, QueueState
 from routing.fields import DAYS
-from routing.model import Lead
+from routing.model import Agent, Flag, Hours, Lead, Role, Target, TargetKind
+from routing.rotation import new_line
+from routing.rules import RuleSet
 from tests.rig import ABC, Rig
 
 RULES_BOUND = 2.0  # times the cost of one rule, for a unit of 50 leads that none of 500 rules takes
 LARGE_BOUND = 2.0  # milliseconds that 1,000 rules and 200 members may add to one lead
 Bound = Callable[[str, bool], str]
 
-#: Kinds of rules of which none takes the lead of :func:`feed`.
+#: Kinds of rules of which none takes the lead of :func:`new_lead`.
 KINDS: dict[str, Callable[[int], str]] = {
     "by city": lambda n: f"{{field: city, equals: Town {n}}}",
     "by price": lambda n: f"{{field: price, between: [{900_000 + n}, {900_500 + n}]}}",
@@ -59,22 +67,27 @@ def queue(members: Sequence[int]) -> str:
     return f"default_queue: All\nagents:\n{hours}queues:\n  All: {{members: [{names}]}}\n"
 
 
+def new_lead() -> Lead:
+    """A lead that no rule of :data:`KINDS` takes."""
+    number = time.monotonic_ns()
+    return Lead(
+        ref=f"cpu-{number}",
+        city="Austin",
+        state="TX",
+        zip="78701",
+        source="Portal",
+        type="Buyer",
+        price=Decimal(450_000),
+        custom={"team": "none"},
+        emails=(f"cpu{number}@example.com",),
+    )
+
+
 def feed(rig: Rig, count: int) -> None:
     """So many new leads, accepted."""
     for _ in range(count):
-        number = time.monotonic_ns()
-        lead = Lead(
-            ref=f"cpu-{number}",
-            city="Austin",
-            state="TX",
-            zip="78701",
-            source="Portal",
-            type="Buyer",
-            price=Decimal(450_000),
-            custom={"team": "none"},
-            emails=(f"cpu{number}@example.com",),
-        )
-        event = Event(EventKind.LEAD_CREATED, f"cpu-{number}", ref=lead.ref, lead=lead)
+        lead = new_lead()
+        event = Event(EventKind.LEAD_CREATED, lead.ref, ref=lead.ref, lead=lead)
         store_delivery(rig.runtime, rig.tenant, [event], hook_id=None, body=b"", flag_version=0, headers={})
 
 
@@ -109,15 +122,47 @@ def measure(one: Rig, many: Rig, agents: Sequence[int], say: Callable[[str], Non
             f"- a unit of 50 leads, 500 rules {kind} of which none matches: {lot:.1f} ms of CPU, {lot / few:.2f} x "
             f"one rule (bound {RULES_BOUND:.0f}: {word})"
         )
+    small = min(deciding(rules_of(1, kind), 5) for kind in KINDS)
     for kind in KINDS:
-        one.configure(queue(agents[:5]) + rules(1, kind))
-        many.configure(queue(agents) + rules(1000, kind))
-        few, lot = costs([one, many], 1, 60)
-        word = bound(f"1000 rules {kind} and 200 members", lot - few <= LARGE_BOUND)
+        large = deciding(rules_of(1000, kind), 200)
+        word = bound(f"1000 rules {kind} and 200 members", large - small <= LARGE_BOUND)
         say(
-            f"- one lead, 1,000 rules {kind} and 200 members: {lot:.1f} ms of CPU, {lot - few:+.2f} ms over 1 rule and "
-            f"5 members (bound {LARGE_BOUND:.0f}: {word})"
+            f"- deciding one lead by 1,000 rules {kind} in a queue of 200: {large:.2f} ms of CPU, "
+            f"{large - small:+.2f} ms over 1 rule and 5 members (bound {LARGE_BOUND:.0f}: {word})"
         )
+    one.configure(queue(agents[:5]) + rules(1, "by price"))
+    many.configure(queue(agents) + rules(1000, "by price"))
+    few, lot = costs([one, many], 1, 60)
+    say(f"- the same with all that is read and written for one lead: {lot:.1f} ms, {lot - few:+.1f} ms")
+
+
+def rules_of(count: int, kind: str) -> RuleSet:
+    """The rules of :func:`rules`, compiled."""
+    written = rules_as_written("version: 1\n" + rules(count, kind))
+    return RuleSet([replace(rule, targets=(Target(TargetKind.QUEUE, UUID(int=1)),)) for rule in written])
+
+
+def deciding(rule_set: RuleSet, members: int) -> float:
+    """Milliseconds of CPU for deciding one lead that no rule takes: the rules, who is there, the pick, the record."""
+    queue_id, ids = UUID(int=1), [UUID(int=n + 2) for n in range(members)]
+    hours = Hours(dict.fromkeys(range(7), ((0, 1440),)))
+    agents = {one: Agent(one, str(one), "Agent", zone="America/Chicago", hours=hours) for one in ids}
+    line = new_line([(one, 1 + at % 3) for at, one in enumerate(ids)])
+    queues = {queue_id: QueueState(queue_id, "All", line)}
+    plan = Plan(1, frozenset(Flag), rule_set, queue_id, {queue_id: "All"})
+
+    def decide() -> None:
+        lead = new_lead()
+        _, tried = plan.first_choice(lead, Role.OWNER)
+        decision = Bench(plan, agents, queues, datetime.now(UTC)).decide(Case(UUID(int=1), lead, tried=tried))
+        json.dumps(decision.record)
+
+    took = []
+    for _ in range(40):
+        began = time.process_time()
+        decide()
+        took.append((time.process_time() - began) * 1000)
+    return statistics.quantiles(took, n=4)[0]
 
 
 def main() -> int:
