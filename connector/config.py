@@ -51,6 +51,7 @@ __all__ = [
     "digest",
     "export",
     "parse",
+    "rules_of",
     "warnings",
 ]
 
@@ -223,7 +224,7 @@ def warnings(config: Config) -> list[ConfigNote]:
 
     Expects a configuration that :func:`parse` accepts.
     """
-    notes = [ConfigNote(f'rule "{note.rule}"', note.text) for note in lint_rules(_rules(config))]
+    notes = [ConfigNote(f'rule "{note.rule}"', note.text) for note in lint_rules(rules_of(config))]
     fed = {target.queue for rule in config.rules for target in rule.targets}
     fed |= {queue.when_nobody.queue for queue in config.queues} | {config.default_queue}
     for queue in config.queues:
@@ -242,7 +243,7 @@ def warnings(config: Config) -> list[ConfigNote]:
     return notes
 
 
-def _rules(config: Config) -> list[Rule]:
+def rules_of(config: Config) -> list[Rule]:
     """The rules as routing takes them. Queues get ids made of their names: to be compared, not to be stored."""
 
     def target(one: ConfigTarget) -> Target:
