@@ -130,6 +130,8 @@ def export(config: Config, agents: Iterable[KnownAgent]) -> str:
         out["unassigned"] = unassigned
     if config.zone is not None:
         out["zone"] = config.zone
+    if config.country is not None:
+        out["country"] = config.country
     out["default_queue"] = config.default_queue
     out["released"] = config.released.value
     if config.agents:
@@ -209,8 +211,10 @@ def digest(config: Config) -> bytes:
             for rule in config.rules
         ],
     }
-    if config.zone is not None:  # left out otherwise, so that what was saved before there were zones means the same
-        meaning["zone"] = config.zone
+    # Left out where they are not given, so that what was saved before there were such keys means the same.
+    for key in ("zone", "country"):
+        if (value := getattr(config, key)) is not None:
+            meaning[key] = value
     canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"), default=dict)
     return hashlib.sha256(canonical.encode("ascii")).digest()
 

@@ -10,6 +10,8 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import available_timezones
 
+from phonenumbers import SUPPORTED_REGIONS
+
 from adapters.base import Capability
 from connector.config_model import (
     AgentFacts,
@@ -139,6 +141,7 @@ class Builder:
         return Config(
             unassigned=unassigned,
             zone=self.zone,
+            country=self._country(self.raw.get("country")),
             default_queue=self._queue_name(("default_queue",), self.raw.get("default_queue")),
             released=Released.LEAVE if released == "leave" else Released.ROUTE_AGAIN,
             agents=MappingProxyType(agents),
@@ -225,6 +228,12 @@ class Builder:
             return None
         return zone if isinstance(zone, str) else None
 
+    def _country(self, country: object) -> str | None:
+        if isinstance(country, str) and country not in SUPPORTED_REGIONS:
+            fix = "write the two letters of ISO 3166 such as US or CA"
+            self.problem(("country",), f'no country "{country[:100]}" is known', fix)
+        return country if isinstance(country, str) else None
+
     def _hours(self, path: Path, raw: dict[str, Any]) -> Hours | None:
         try:
             return parse_hours(raw)
@@ -303,7 +312,7 @@ class Builder:
         return RuleConfig(name if isinstance(name, str) else "", role, when, tuple(targets))
 
     def _target(self, path: Path, raw: object, role: Role) -> ConfigTarget | None:
-        if raw in ("existing_owner", "leave_alone"):
+        if raw in ("existing_owner", "same_household", "leave_alone"):
             return ConfigTarget(TargetKind(str(raw)))
         if "queue" in _items(raw):
             return ConfigTarget(TargetKind.QUEUE, queue=self._queue_name((*path, "queue"), _items(raw)["queue"]))

@@ -93,7 +93,8 @@ class Unit:
             row = store.tenant_row(conn, tenant_id, share=True)
             planned = Planned(row, runtime.plan(conn, row))
         self._versions = store.lock_leads(conn, tenant_id, {item.lead_id for item in self._items})
-        digests = frozenset().union(*(item.identities for item in self._items))
+        known_by = [i.identities.all if planned.plan.households else i.identities.person for i in self._items]
+        digests = frozenset[bytes]().union(*known_by)
         store.lock_identities(conn, tenant_id, digests)
         wanted = {q for item in self._items if (q := planned.choice(item)[0]) is not None} | set(more_queues)
         with runtime.busy.asking(wanted) as held:
@@ -147,7 +148,8 @@ class Unit:
             item.lead_id,
             item.lead,
             was_held=standing is not None and standing.state == "held",
-            existing_owner=self._known.existing_owner(item),
+            existing_owner=self._known.owner_by(item, item.identities.person),
+            household_owner=self._known.owner_by(item, item.identities.household),
             tried=self._planned.choice(item)[1],
         )
         decision = self._bench.decide(case)
@@ -291,7 +293,9 @@ class _Known:
     ) -> _Known:
         roles = store.load_roles(conn, tenant_id, {item.lead_id for item in items})
         owners, shared = store.existing_owners(conn, tenant_id, digests)
-        if shared:
+        shared |= {fine for item in items for fine, coarse in item.identities.twins if coarse in shared}
+        # Many households at one address are a building, and nothing to worry about.
+        if any(shared & item.identities.person for item in items):
             open_alarm(
                 conn,
                 tenant_id,
@@ -327,8 +331,8 @@ class _Known:
             row.state, agent.ref if agent else None, row.confirmed_version is not None, row.facts_digest, row.releases
         )
 
-    def existing_owner(self, item: Item) -> UUID | None:
-        """The agent of another lead that is the same person: the latest who can still take leads, else the latest."""
+    def owner_by(self, item: Item, digests: frozenset[bytes]) -> UUID | None:
+        """The agent of another lead with one of these: the latest who can still take leads, else the latest."""
 
         def rank(known: tuple[datetime, UUID]) -> tuple[bool, datetime]:
             agent = self.agents.get(known[1])
@@ -336,7 +340,7 @@ class _Known:
 
         found = [
             known
-            for digest in item.identities
+            for digest in digests - self.shared
             for lead_id, known in self.owners.get(digest, {}).items()
             if lead_id != item.lead_id
         ]
@@ -344,7 +348,7 @@ class _Known:
 
     def assigned(self, item: Item, agent_id: UUID) -> None:
         """Later leads of the same unit see this one, as the latest, by what says who the person is."""
-        for digest in item.identities - self.shared:
+        for digest in item.identities.all - self.shared:
             self.owners.setdefault(digest, {})[item.lead_id] = (_LATEST, agent_id)
 
 

@@ -43,6 +43,7 @@ from routing.fields import (
     ConditionProblems,
     FieldKind,
     Problem,
+    bare_code,
     decimal,
     fact_name,
     field_kind,
@@ -51,7 +52,7 @@ from routing.fields import (
 )
 from routing.places import KM_PER_MILE, MAX_KM, MAX_POINTS, Area, Circle, Point, point_of, polygon
 from routing.skips import known_zone
-from routing.verdicts import MAX_WHY, Codes, Condition, Group, Node, Operand, Test, Verdict, Why, bare_code, matcher
+from routing.verdicts import MAX_WHY, Codes, Condition, Group, Node, Operand, Test, Verdict, Why, matcher
 
 __all__ = [
     "MAX_DEPTH",

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from itertools import islice
 from typing import Any
 from uuid import UUID
@@ -44,7 +45,7 @@ class QueueState:
     next_rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """What routing needs to know of a tenant's configuration, at one version of it.
 
@@ -57,6 +58,12 @@ class Plan:
     default_queue_id: UUID | None
     queue_names: Mapping[UUID, str]
     target_agents: frozenset[UUID] = frozenset()
+
+    @cached_property
+    def households(self) -> bool:
+        """Whether any rule asks who has the household."""
+        rules = (rule for role in Role for rule, _ in self.rules.compiled(role))
+        return any(target.kind is TargetKind.SAME_HOUSEHOLD for rule in rules for target in rule.targets)
 
     def search(self, lead: Lead, role: Role) -> Search | None:
         """The rules about to be tried on `lead`; None while the rules are off."""
@@ -83,6 +90,7 @@ class Case:
     role: Role = Role.OWNER
     was_held: bool = False
     existing_owner: UUID | None = None
+    household_owner: UUID | None = None
     holders: frozenset[UUID] = frozenset()
     declined: frozenset[UUID] = frozenset()
     tried: Search | None = None
@@ -150,7 +158,7 @@ class _Attempt:
         case, plan, search = self.case, self.bench.plan, self.search
         if case.role is Role.OWNER and search is not None and case.existing_owner and not self._left_alone(search):
             # The default for every newcomer: the same person goes to the agent who has them, before any other rule.
-            decision = self._existing_owner()
+            decision = self._existing_owner(case.existing_owner, "existing_owner")
             if decision is not None:
                 return decision
         if search is not None:
@@ -191,7 +199,9 @@ class _Attempt:
             if target.kind is TargetKind.LEAVE_ALONE:
                 return self._end(Outcome.LEFT, Reason.LEFT_BY_RULE)
             if target.kind is TargetKind.EXISTING_OWNER:
-                decision = self._existing_owner()
+                decision = self._existing_owner(self.case.existing_owner, "existing_owner")
+            elif target.kind is TargetKind.SAME_HOUSEHOLD:
+                decision = self._existing_owner(self.case.household_owner, "same_household")
             elif target.kind is TargetKind.AGENT:
                 assert target.id is not None  # noqa: S101 - the configuration gives every agent target its agent
                 decision, reason = self._agent(target.id, "agent")
@@ -220,8 +230,7 @@ class _Attempt:
         empty = any(path.get("unavailable") == [] for path in self.paths)
         return why == {Skip.ALREADY_ON_LEAD.value} and not empty
 
-    def _existing_owner(self) -> Decision | None:
-        agent_id = self.case.existing_owner
+    def _existing_owner(self, agent_id: UUID | None, how: str) -> Decision | None:
         agent = self.bench.agents.get(agent_id) if agent_id else None
         if agent is None:
             self.paths.append({"existing_owner": None, "why": Reason.NO_IDENTITY_MATCH.value})
@@ -230,7 +239,7 @@ class _Attempt:
         if not agent.active or agent.refused:
             self.paths.append({"existing_owner": str(agent.agent_id), "why": Skip.DEACTIVATED.value})
             return None
-        return self._assigned("existing_owner", agent.agent_id)
+        return self._assigned(how, agent.agent_id)
 
     def _agent(self, agent_id: UUID, how: str) -> tuple[Decision | None, Reason]:
         agent = self.bench.agents.get(agent_id)

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
@@ -76,6 +77,13 @@ def normal_phone(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text).strip()
     digits = "".join(c for c in plain if "0" <= c <= "9")
     return f"+{digits}" if digits and plain.startswith("+") else digits
+
+
+@lru_cache(maxsize=4096)  # of one lead's code it is asked once for each range
+def bare_code(text: str) -> str:
+    """A code as ranges compare it: letters and digits only, and of a nine-digit one (ZIP+4) the first five."""
+    code = "".join(c for c in text if c.isalnum())
+    return code[:5] if len(code) == 9 and code.isdecimal() else code
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ The analysis is sound and conservative: "implies" and "never both" are claimed o
 lead, so a rule that is called shadowed truly is, while a shadowed one may go unnoticed. It works on compiled
 conditions, which have no ``not`` above a test, and its work is bounded. Nothing here changes an order: it suggests.
 
-A rule with no other target than the existing owner lets a lead go on when nobody has that person yet, so it shadows
-nothing and may stand before more specific rules.
+A rule with no other target than who has the person or the household already lets a lead go on when nobody has, so it
+shadows nothing and may stand before more specific rules.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ def _lint(compiled: Sequence[tuple[Rule, Condition]], prover: _Prover) -> Iterat
 
 
 def _falls_through(rule: Rule) -> bool:
-    return all(target.kind is TargetKind.EXISTING_OWNER for target in rule.targets)
+    known = (TargetKind.EXISTING_OWNER, TargetKind.SAME_HOUSEHOLD)
+    return all(target.kind in known for target in rule.targets)
 
 
 def _specific_first(compiled: Sequence[tuple[Rule, Condition]], prover: _Prover) -> list[str]:

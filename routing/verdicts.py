@@ -11,22 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from decimal import Decimal
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-from routing.fields import NUMBERS, POINTS, TEXTS, Fact, Facts, Json
+from routing.fields import NUMBERS, POINTS, TEXTS, Fact, Facts, Json, bare_code
 from routing.model import Lead
 from routing.places import Area
 
 MAX_WHY = 12  # records that explain one verdict
-
-
-@lru_cache(maxsize=4096)  # of one lead's code it is asked once for each range
-def bare_code(text: str) -> str:
-    """A code as ranges compare it: letters and digits only, and of a nine-digit one (ZIP+4) the first five."""
-    code = "".join(c for c in text if c.isalnum())
-    return code[:5] if len(code) == 9 and code.isdecimal() else code
 
 
 @dataclass(frozen=True, slots=True)
