@@ -93,7 +93,7 @@ class Unit:
             row = store.tenant_row(conn, tenant_id, share=True)
             planned = Planned(row, runtime.plan(conn, row))
         self._versions = store.lock_leads(conn, tenant_id, {item.lead_id for item in self._items})
-        known_by = [i.identities.all if planned.plan.households else i.identities.person for i in self._items]
+        known_by = [i.identities.all if planned.plan.households else i.identities.personal for i in self._items]
         digests = frozenset[bytes]().union(*known_by)
         store.lock_identities(conn, tenant_id, digests)
         wanted = {q for item in self._items if (q := planned.choice(item)[0]) is not None} | set(more_queues)
@@ -148,7 +148,7 @@ class Unit:
             item.lead_id,
             item.lead,
             was_held=standing is not None and standing.state == "held",
-            existing_owner=self._known.owner_by(item, item.identities.person),
+            existing_owner=self._known.owner_by(item, item.identities.personal),
             household_owner=self._known.owner_by(item, item.identities.household),
             tried=self._planned.choice(item)[1],
         )
@@ -295,7 +295,7 @@ class _Known:
         owners, shared = store.existing_owners(conn, tenant_id, digests)
         shared |= {fine for item in items for fine, coarse in item.identities.twins if coarse in shared}
         # Many households at one address are a building, and nothing to worry about.
-        if any(shared & item.identities.person for item in items):
+        if any(shared & item.identities.personal for item in items):
             open_alarm(
                 conn,
                 tenant_id,

@@ -99,20 +99,20 @@ def normal_phone(value: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """By what another lead may be the same ``person`` (email, phone) or ``household`` (street and zip), as digests.
+    """By what another lead may be the same person (``personal``: email, phone) or ``household`` (street and zip), as digests.
 
     ``twins`` are pairs of digests of one phone, the finer and the coarser: what says nothing any more as the one,
     because too many share it, says nothing as the other either.
     """
 
-    person: frozenset[bytes] = frozenset()
+    personal: frozenset[bytes] = frozenset()
     household: frozenset[bytes] = frozenset()
     twins: tuple[tuple[bytes, bytes], ...] = ()
 
     @property
     def all(self) -> frozenset[bytes]:
         """Every digest, for storing."""
-        return self.person | self.household
+        return self.personal | self.household
 
 
 def identities(tenant_id: UUID, lead: Lead, *, households: bool = False, country: str | None = None) -> Identities:
@@ -127,19 +127,19 @@ def identities(tenant_id: UUID, lead: Lead, *, households: bool = False, country
         plain = f"{kind}:{value}".encode()
         return hashlib.blake2b(plain, key=tenant_id.bytes, digest_size=20).digest()
 
-    person = {digest("email", e) for e in map(normal_email, lead.emails) if e}
+    personal = {digest("email", e) for e in map(normal_email, lead.emails) if e}
     twins = []
     for phone in lead.phones:
         bare = normal_phone(phone)
         coarse = None if bare is None else digest("phone", bare)
         number = world_phone(phone, country) if households else None
         fine = None if number is None else digest("tel", number)
-        person |= {one for one in (coarse, fine) if one is not None}
+        personal |= {one for one in (coarse, fine) if one is not None}
         if coarse is not None and fine is not None:
             twins.append((fine, coarse))
     address = normal_address(lead.street, lead.zip) if households else None
     return Identities(
-        frozenset(person), frozenset() if address is None else frozenset({digest("household", address)}), tuple(twins)
+        frozenset(personal), frozenset() if address is None else frozenset({digest("household", address)}), tuple(twins)
     )
 
 

@@ -409,7 +409,9 @@ def test_flags_keep_their_order(acme: Cli) -> None:
     assert "weights cannot be on while rotation is off; `turnlock flags TENANT rotation on`" in done.stderr
     found = acme.json("flags", "acme", "rotation", "on")
     modes = {row["flag"]: row["mode"] for row in found["flags"]}
-    assert modes == {"write_back": "on", "rules": "on", "rotation": "on", "weights": "off", "skips": "off"}
+    assert modes == {
+        "write_back": "on", "rules": "on", "rotation": "on", "weights": "off", "skips": "off", "households": "on",
+    }  # fmt: skip
 
 
 def test_a_ledger_still_follows_after_members_changed_while_the_rotation_was_off(acme: Cli) -> None:

@@ -67,12 +67,12 @@ def test_the_digests_of_before_stay_beside_the_new_ones() -> None:
     lead = Lead("1", emails=("A@example.com",), phones=("(512) 555-0100", "x"), street="1 Oak St", zip="78701")
     old = identities(TENANT, lead)
     new = identities(TENANT, lead, households=True, country="US")
-    assert old.person < new.person
+    assert old.personal < new.personal
     assert not old.household
     assert len(new.household) == 1
-    assert [{fine, coarse} <= new.person for fine, coarse in new.twins] == [True]
+    assert [{fine, coarse} <= new.personal for fine, coarse in new.twins] == [True]
     # As they are stored since the first release: changing them would lose every known person in silence.
-    assert sorted(digest.hex()[:8] for digest in old.person) == STORED
+    assert sorted(digest.hex()[:8] for digest in old.personal) == STORED
 
 
 STORED = ["433f57de", "d56f01d0"]
