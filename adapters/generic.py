@@ -9,8 +9,8 @@ Deliveries: ``{"type": "lead.created" | "lead.updated" | "lead.deleted", "timest
 {"leads": [<lead>, ...]}}``, each lead complete; of a deleted one its ``id`` is enough.
 
 Lead: ``id, created_at, updated_at, owner, pond, collaborators [ids], source, type, stage, price, address {street, city,
-state, zip, country}, form, campaign, language, tags [], emails [], phones [], custom {}, name``. Only ``id`` is
-required. Ids are texts of 1 to 128 letters, digits and ``_ . : @ + = ~ -``.
+county, state, zip, country, latitude, longitude}, form, campaign, language, tags [], emails [], phones [], custom {},
+name``. Only ``id`` is required. Ids are texts of 1 to 128 letters, digits and ``_ . : @ + = ~ -``.
 
 Calls: ``GET /leads?ids=a,b``, ``GET /leads?unassigned=true&created_after=<ISO>&cursor=`` (``{"leads", "next"}``),
 ``GET /leads/{id}``, ``PUT /leads/{id}/owner {"owner", "expected"}`` (200 ``{"lead"}`` as stored, 409 when the owner is
@@ -288,9 +288,12 @@ def _lead(lead: Fields) -> Lead:
         price=lead.number("price"),
         street=address.text("street"),
         city=address.text("city"),
+        county=address.text("county"),
         state=address.text("state"),
         zip=address.text("zip"),
         country=address.text("country"),
+        latitude=address.number("latitude"),
+        longitude=address.number("longitude"),
         form=lead.text("form"),
         campaign=lead.text("campaign"),
         language=lead.text("language"),

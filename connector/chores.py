@@ -17,10 +17,12 @@ from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
 from connector.database import is_outage, unit
+from connector.reading import keep_identities
 from connector.runtime import Runtime, Tenant
 from connector.tables import alarms, dedupe_keys, delivery_bodies, events
 from routing import store
 from routing import tables as t
+from routing.facts import lead_from_json
 from routing.model import Flag, Role
 from routing.skips import unavailable
 
@@ -96,6 +98,33 @@ def schedule(conn: sa.Connection, tenant_id: UUID) -> None:
     """Make every chore of a tenant due now."""
     for kind in CHORES:
         work.want(conn, tenant_id, kind)
+
+
+# -- identities -------------------------------------------------------------------------------------------------
+
+_IDENTITIES_BATCH = 500
+
+
+def _identities(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
+    """Leads that were stored before they were known by household and country get these identities, a batch at a time.
+
+    The cursor is the country they were read for and the last lead that was done; another country starts anew.
+    """
+    if not tenant.households:
+        return 86400.0, {}  # what is stored until it is on again will have to be done, too
+    cursor = call.cursor if isinstance(call.cursor, dict) and call.cursor.get("country") == tenant.country else {}
+    if cursor.get("done"):
+        return 86400.0, cursor
+    f = t.lead_facts.c
+    with unit(runtime.engine) as (conn, _):
+        query = sa.select(f.lead_id, f.facts).where(f.tenant_id == tenant.tenant_id).order_by(f.lead_id)
+        if "after" in cursor:
+            query = query.where(f.lead_id > UUID(cursor["after"]))
+        rows = conn.execute(query.limit(_IDENTITIES_BATCH)).all()
+        keep_identities(conn, tenant, {row.lead_id: lead_from_json(row.facts) for row in rows})
+    if len(rows) < _IDENTITIES_BATCH:
+        return 86400.0, {"country": tenant.country, "done": True}
+    return 0.0, {"country": tenant.country, "after": str(rows[-1].lead_id)}
 
 
 # -- agents -----------------------------------------------------------------------------------------------------
@@ -326,4 +355,5 @@ CHORES: Mapping[str, Chore] = {
     "held": _held,
     "audit": _audit,
     "retention": _retention,
+    "identities": _identities,
 }

@@ -30,9 +30,10 @@ from connector.config_model import (
     RuleConfig,
 )
 from connector.config_yaml import ConfigProblem, ConfigProblems, read
+from routing.conditions import in_zone
+from routing.fields import DAYS
 from routing.model import Hours, Role, Rule, Target, TargetKind, WhenNobody
 from routing.rule_lint import lint_rules
-from routing.skips import DAYS
 
 __all__ = [
     "AgentFacts",
@@ -50,6 +51,7 @@ __all__ = [
     "digest",
     "export",
     "parse",
+    "rules_of",
     "warnings",
 ]
 
@@ -126,6 +128,10 @@ def export(config: Config, agents: Iterable[KnownAgent]) -> str:
     }
     if any(unassigned.values()):
         out["unassigned"] = unassigned
+    if config.zone is not None:
+        out["zone"] = config.zone
+    if config.country is not None:
+        out["country"] = config.country
     out["default_queue"] = config.default_queue
     out["released"] = config.released.value
     if config.agents:
@@ -205,6 +211,10 @@ def digest(config: Config) -> bytes:
             for rule in config.rules
         ],
     }
+    # Left out where they are not given, so that what was saved before there were such keys means the same.
+    for key in ("zone", "country"):
+        if (value := getattr(config, key)) is not None:
+            meaning[key] = value
     canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"), default=dict)
     return hashlib.sha256(canonical.encode("ascii")).digest()
 
@@ -218,7 +228,7 @@ def warnings(config: Config) -> list[ConfigNote]:
 
     Expects a configuration that :func:`parse` accepts.
     """
-    notes = [ConfigNote(f'rule "{note.rule}"', note.text) for note in lint_rules(_rules(config))]
+    notes = [ConfigNote(f'rule "{note.rule}"', note.text) for note in lint_rules(rules_of(config))]
     fed = {target.queue for rule in config.rules for target in rule.targets}
     fed |= {queue.when_nobody.queue for queue in config.queues} | {config.default_queue}
     for queue in config.queues:
@@ -237,13 +247,13 @@ def warnings(config: Config) -> list[ConfigNote]:
     return notes
 
 
-def _rules(config: Config) -> list[Rule]:
+def rules_of(config: Config) -> list[Rule]:
     """The rules as routing takes them. Queues get ids made of their names: to be compared, not to be stored."""
 
     def target(one: ConfigTarget) -> Target:
         return Target(one.kind, one.agent_id if one.queue is None else uuid5(NAMESPACE_URL, f"queue:{one.queue}"))
 
     return [
-        Rule(rule.name, at, rule.role, rule.when, tuple(map(target, rule.targets)))
+        Rule(rule.name, at, rule.role, in_zone(rule.when, config.zone), tuple(map(target, rule.targets)))
         for at, rule in enumerate(config.rules, start=1)
     ]

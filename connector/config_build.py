@@ -10,6 +10,8 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import available_timezones
 
+from phonenumbers import SUPPORTED_REGIONS
+
 from adapters.base import Capability
 from connector.config_model import (
     AgentFacts,
@@ -22,11 +24,11 @@ from connector.config_model import (
     Released,
     RuleConfig,
 )
-from connector.config_yaml import ConfigProblem, Node, place, typed
+from connector.config_yaml import ConfigProblem, Node, place, read, typed
 from connector.schema_words import Path, faults, nearest, one_of, show
-from routing.conditions import compile_condition
+from routing.conditions import compile_condition, in_zone
 from routing.fields import TEXTS, ConditionProblems, ConfigurationProblems, field_kind
-from routing.model import Hours, Role, TargetKind, UnassignedDefinition, WhenNobody
+from routing.model import Hours, Role, Rule, TargetKind, UnassignedDefinition, WhenNobody
 from routing.skips import HoursProblems, known_zone, parse_hours
 
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
@@ -73,10 +75,10 @@ def _is_typed(path: Path, key: str, siblings: Mapping[str, Node]) -> bool:
     if path == ():
         return key == "version"
     if path[0] == "rules" and path[2:3] == ("when",):
-        if key in ("exists", "is_missing"):
+        if key in ("exists", "is_missing") or path[-1] == "within_radius":
             return True
         kind = field_kind(siblings["field"].text or "") if "field" in siblings else None
-        return kind is not None and kind.slots != (TEXTS,) and key not in ("field", "contains", "starts_with")
+        return kind is not None and kind.slots != (TEXTS,) and key not in ("field", "zone", "contains", "starts_with")
     return key in ("unclaimed", "weight")
 
 
@@ -127,6 +129,7 @@ class Builder:
         """The configuration, as far as it can be read."""
         for fault in faults("config.schema.json", self.value):
             self.problem(fault.path, fault.what, fault.fix, of_key=fault.of_key)
+        self.zone = self._zone(("zone",), self.raw.get("zone"))
         unassigned = self._unassigned(_items(self.raw.get("unassigned")))
         agents = dict(self._agents(_items(self.raw.get("agents"))))
         self._twins([(("queues", name), name) for name in self.queues], "queue")
@@ -137,6 +140,8 @@ class Builder:
         released = self.raw.get("released")
         return Config(
             unassigned=unassigned,
+            zone=self.zone,
+            country=self._country(self.raw.get("country")),
             default_queue=self._queue_name(("default_queue",), self.raw.get("default_queue")),
             released=Released.LEAVE if released == "leave" else Released.ROUTE_AGAIN,
             agents=MappingProxyType(agents),
@@ -206,10 +211,7 @@ class Builder:
         for key, value in raw.items():
             path = ("agents", key)
             agent, facts = self._agent(path, key, of_key=True), _items(value)
-            zone, hours = facts.get("zone"), facts.get("hours")
-            if isinstance(zone, str) and not known_zone(zone):
-                fix = self.hint(zone, _zones(), "write an IANA time zone such as America/Chicago")
-                self.problem((*path, "zone"), f'no time zone "{zone[:100]}" is known', fix)
+            zone, hours = self._zone((*path, "zone"), facts.get("zone")), facts.get("hours")
             timetable = self._hours((*path, "hours"), hours) if isinstance(hours, dict) else None
             if agent is None:
                 continue
@@ -217,7 +219,20 @@ class Builder:
                 what = f'is the same agent as "{seen[agent.agent_id]}"'
                 self.problem(path, what, "join the two entries", of_key=True)
             seen.setdefault(agent.agent_id, key)
-            yield agent.agent_id, AgentFacts(zone if isinstance(zone, str) else None, timetable)
+            yield agent.agent_id, AgentFacts(zone, timetable)
+
+    def _zone(self, path: Path, zone: object) -> str | None:
+        if isinstance(zone, str) and not known_zone(zone):
+            fix = self.hint(zone, _zones(), "write an IANA time zone such as America/Chicago")
+            self.problem(path, f'no time zone "{zone[:100]}" is known', fix)
+            return None
+        return zone if isinstance(zone, str) else None
+
+    def _country(self, country: object) -> str | None:
+        if isinstance(country, str) and country not in SUPPORTED_REGIONS:
+            fix = "write the two letters of ISO 3166 such as US or CA"
+            self.problem(("country",), f'no country "{country[:100]}" is known', fix)
+        return country if isinstance(country, str) else None
 
     def _hours(self, path: Path, raw: dict[str, Any]) -> Hours | None:
         try:
@@ -277,7 +292,8 @@ class Builder:
             self.problem((*path, "role"), "this CRM has no collaborators", fix)
         when = _items(raw.get("when"))
         try:
-            compile_condition(when)
+            # A zone that is wrong is reported once, at its own place.
+            compile_condition(in_zone(when, self.zone or ("UTC" if "zone" in self.raw else None)))
         except ConditionProblems as error:
             self._adopt(path, error)
         chain = [((*path, "to"), raw.get("to"))]
@@ -296,7 +312,7 @@ class Builder:
         return RuleConfig(name if isinstance(name, str) else "", role, when, tuple(targets))
 
     def _target(self, path: Path, raw: object, role: Role) -> ConfigTarget | None:
-        if raw in ("existing_owner", "leave_alone"):
+        if raw in ("existing_owner", "same_household", "leave_alone"):
             return ConfigTarget(TargetKind(str(raw)))
         if "queue" in _items(raw):
             return ConfigTarget(TargetKind.QUEUE, queue=self._queue_name((*path, "queue"), _items(raw)["queue"]))
@@ -304,3 +320,20 @@ class Builder:
             agent_id = self._receiver((*path, "agent"), _items(raw)["agent"], owns=role is Role.OWNER)
             return ConfigTarget(TargetKind.AGENT, agent_id=agent_id) if agent_id else None
         return None
+
+
+def rules_as_written(text: str) -> tuple[Rule, ...]:
+    """The rules of a stored configuration with their conditions and no targets: enough to tell how a lead fared.
+
+    Whether the agents and queues that they name are still there does not matter. Raises ValueError when `text` cannot
+    be read as a configuration.
+    """
+    root, problems = read(text)
+    if root is None or problems:
+        raise ValueError("the stored configuration cannot be read")
+    raw = _items(_plain(root, ()))
+    rules = []
+    for at, rule in enumerate(map(_items, _entries(raw.get("rules"))), 1):
+        when = in_zone(_items(rule.get("when")), raw.get("zone"))
+        rules.append(Rule(str(rule.get("name")), at, Role(rule.get("role", Role.OWNER)), when, ()))
+    return tuple(rules)

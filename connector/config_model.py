@@ -84,9 +84,15 @@ class RuleConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A whole configuration. ``queues`` stand in order of name, ``rules`` in order of precedence."""
+    """A whole configuration. ``queues`` stand in order of name, ``rules`` in order of precedence.
+
+    ``zone`` is the one on whose clocks rules read when a lead arrived; None: no rule may ask. ``country`` is that of
+    phones without a country code (ISO 3166, two letters).
+    """
 
     unassigned: UnassignedDefinition = field(default_factory=UnassignedDefinition)
+    zone: str | None = None
+    country: str | None = None
     default_queue: str | None = None
     released: Released = Released.ROUTE_AGAIN
     agents: Mapping[UUID, AgentFacts] = field(default_factory=lambda: MappingProxyType({}))

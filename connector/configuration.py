@@ -19,8 +19,9 @@ from connector.runtime import Runtime, Tenant
 from connector.tables import config_versions
 from routing import rotation, saving, store
 from routing import tables as t
+from routing.conditions import in_zone
 from routing.ledger import Kind
-from routing.model import Flag
+from routing.model import Flag, TargetKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,9 @@ def apply(runtime: Runtime, tenant: Tenant, text: str | bytes, actor: str) -> Ap
             _rules(conn, tenant.tenant_id, config, queue_ids)
         if Flag.SKIPS in runtime.stages(conn):
             _agent_facts(conn, tenant.tenant_id, config)
+        if Flag.HOUSEHOLDS in runtime.stages(conn):
+            conn.execute(sa.update(t.tenants).where(c.tenant_id == tenant.tenant_id).values(country=config.country))
+            work.want(conn, tenant.tenant_id, "identities")
         document = text.decode("utf-8") if isinstance(text, bytes) else text
         conn.execute(
             sa.insert(config_versions).values(
@@ -131,6 +135,8 @@ def _refuse_beyond_schema(runtime: Runtime, conn: sa.Connection, config: Config)
         Flag.RULES: bool(config.rules),
         Flag.WEIGHTS: any(m.weight != 1 for q in config.queues for m in q.members),
         Flag.SKIPS: bool(config.agents),
+        Flag.HOUSEHOLDS: config.country is not None
+        or any(target.kind is TargetKind.SAME_HOUSEHOLD for rule in config.rules for target in rule.targets),
     }
     missing = [flag.value for flag, needed in needs.items() if needed and flag not in stages]
     if missing:
@@ -151,7 +157,7 @@ def _rules(conn: sa.Connection, tenant_id: UUID, config: Config, queue_ids: dict
             "name": rule.name,
             "role": rule.role.value,
             "precedence": number,
-            "condition": dict(rule.when),
+            "condition": dict(in_zone(rule.when, config.zone)),
             "targets": [target(one) for one in rule.targets],
         }
         for number, rule in enumerate(config.rules, 1)

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from connector.past_rules import PastRules
 from connector.reasons import event_text, remedy_of, skip_remedy, write_text
 from connector.runtime import Runtime, Tenant
 from connector.tables import breakers, deliveries, events
@@ -165,6 +166,8 @@ def _decisions(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, lead_id: 
             )
         )
     }
+    past = PastRules(conn, tenant_id)
+    tried = {row.decision_id: past.tried(row) for row in rows}
     return [
         {
             "decision_id": str(row.decision_id),
@@ -184,7 +187,8 @@ def _decisions(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, lead_id: 
             "how": row.record.get("how"),
             "turn": row.turn,
             "turn_void": _void_reason(conn, tenant_id, row) if turning and row.turn is not None else None,
-            "rules": [_rule(tried) for tried in row.record.get("tried", ())],
+            "rules": [_rule(one) for one in tried[row.decision_id][0]],
+            "rules_not_shown": tried[row.decision_id][1],
             "paths": [_path(conn, tenant_id, names, row, path) for path in row.record.get("paths", ())],
             "assignment": _assignment(assignments.get(row.decision_id)),
             "writes": writes.get(row.decision_id, []),
@@ -202,7 +206,7 @@ def _void_reason(conn: sa.Connection, tenant_id: UUID, row: sa.Row[Any]) -> str 
 
 
 def _rule(tried: Mapping[str, Any]) -> Json:
-    """A rule that was tried, with every key: what is recorded leaves out what is empty."""
+    """A rule that was tried, with every key: the routing part leaves out what is empty."""
     return {
         "rule": tried["rule"],
         "precedence": tried["precedence"],

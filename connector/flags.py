@@ -19,7 +19,7 @@ from routing import tables as t
 from routing.model import Flag
 
 #: What must be on before: the stages build on each other. Write-back stands apart.
-NEEDS = {Flag.ROTATION: Flag.RULES, Flag.WEIGHTS: Flag.ROTATION, Flag.SKIPS: Flag.WEIGHTS}
+NEEDS = {Flag.ROTATION: Flag.RULES, Flag.WEIGHTS: Flag.ROTATION, Flag.SKIPS: Flag.WEIGHTS, Flag.HOUSEHOLDS: Flag.RULES}
 
 
 def start_flags(conn: sa.Connection, tenant_id: UUID, stages: frozenset[Flag]) -> None:
@@ -78,6 +78,8 @@ def switch(runtime: Runtime, tenant_id: UUID, flag: Flag, mode: str, actor: str)
         )
         conn.execute(sa.update(t.tenants).where(c.tenant_id == tenant_id).values(flag_version=c.flag_version + 1))
         work.want(conn, tenant_id, "held")
+        if flag is Flag.HOUSEHOLDS:
+            work.want(conn, tenant_id, "identities")
     runtime.wake()
     return True
 

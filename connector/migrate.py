@@ -23,6 +23,7 @@ STAGES = {
     Flag.ROTATION: "0003_rotation",
     Flag.WEIGHTS: "0004_weights",
     Flag.SKIPS: "0005_skips",
+    Flag.HOUSEHOLDS: "0006_rules_more",
 }
 _LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
 _TRIES = 8

@@ -20,7 +20,7 @@ from adapters.outcome import CrmError, Outcome
 from connector.database import at_once, at_rest, new_id, pipelined, unit
 from connector.runtime import Runtime, Tenant
 from routing import tables as t
-from routing.facts import identity_digests, lead_from_json, lead_to_json, rule_digest
+from routing.facts import Identities, identities, lead_from_json, lead_to_json, rule_digest
 from routing.model import Lead, Role
 from routing.store import tenant_row
 
@@ -35,7 +35,7 @@ class Item:
     lead: Lead
     version: int
     digest: bytes
-    identities: frozenset[bytes]
+    identities: Identities
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
                     lead=lead,
                     version=known[ref].version if ref in known else 0,
                     digest=rule_digest(lead),
-                    identities=identity_digests(tenant.tenant_id, lead),
+                    identities=_identities(tenant, lead),
                 )
             )
     return Read(items, missing, refused)
@@ -140,6 +140,10 @@ def _payload_is_complete(runtime: Runtime, conn: sa.Connection, tenant: Tenant) 
         return True
     rules = runtime.plan(conn, tenant_row(conn, tenant.tenant_id)).rules
     return lacking.isdisjoint(rules.attributes(Role.OWNER))
+
+
+def _identities(tenant: Tenant, lead: Lead) -> Identities:
+    return identities(tenant.tenant_id, lead, households=tenant.households, country=tenant.country)
 
 
 def _fetch(adapter: Adapter, client: Client, refs: Sequence[str]) -> tuple[dict[str, Lead], dict[str, str]]:
@@ -172,12 +176,12 @@ def _remember(
     """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits."""
     ids = {ref: known[ref].lead_id for ref in leads if ref in known}
     fresh = {ref: lead for ref, lead in leads.items() if ref not in known}
-    stored = _store_fresh(runtime, tenant.tenant_id, fresh)
+    stored = _store_fresh(runtime, tenant, fresh)
     changed = {ref: lead for ref, lead in leads.items() if ref not in stored}
     if changed:
         with at_rest(runtime.engine) as conn:  # another worker may have stored some of them first
             ids |= {ref: found.lead_id for ref, found in known_leads(conn, tenant.tenant_id, list(changed)).items()}
-        _store_facts(runtime, tenant.tenant_id, changed, ids)
+        _store_facts(runtime, tenant, changed, ids)
     return ids | stored
 
 
@@ -217,14 +221,14 @@ _FRESH = sa.text(
 )
 
 
-def _store_fresh(runtime: Runtime, tenant_id: UUID, leads: Mapping[str, Lead]) -> dict[str, UUID]:
+def _store_fresh(runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead]) -> dict[str, UUID]:
     """Store leads that were not known; the ids of those that were indeed new."""
     if not leads:
         return {}
     ids = {ref: new_id() for ref in leads}
-    pairs = [(digest, ids[ref]) for ref, lead in leads.items() for digest in identity_digests(tenant_id, lead)]
+    pairs = [(digest, ids[ref]) for ref, lead in leads.items() for digest in _identities(tenant, lead).all]
     values = {
-        "tenant": tenant_id,
+        "tenant": tenant.tenant_id,
         "refs": list(leads),
         "ids": list(ids.values()),
         "created": [lead.created_at for lead in leads.values()],
@@ -235,8 +239,9 @@ def _store_fresh(runtime: Runtime, tenant_id: UUID, leads: Mapping[str, Lead]) -
     return {row.ref: row.lead_id for row in at_once(runtime.engine, _FRESH, values)}
 
 
-def _store_facts(runtime: Runtime, tenant_id: UUID, leads: Mapping[str, Lead], ids: Mapping[str, UUID]) -> None:
+def _store_facts(runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead], ids: Mapping[str, UUID]) -> None:
     """Store what is now known of leads that Turnlock had; an older reading never replaces a newer one."""
+    tenant_id = tenant.tenant_id
     facts = insert(t.lead_facts)
     with unit(runtime.engine) as (conn, now), pipelined(conn):
         conn.execute(
@@ -250,15 +255,19 @@ def _store_facts(runtime: Runtime, tenant_id: UUID, leads: Mapping[str, Lead], i
                 for ref in sorted(leads, key=lambda r: ids[r])
             ],
         )
-        pairs = sorted(
-            (digest, ids[ref]) for ref, lead in leads.items() for digest in identity_digests(tenant_id, lead)
-        )
-        if pairs:
-            conn.execute(
-                insert(t.identities).on_conflict_do_nothing(index_elements=["tenant_id", "digest"]),
-                [{"tenant_id": tenant_id, "digest": digest} for digest in sorted({d for d, _ in pairs})],
-            )
-            conn.execute(
-                insert(t.lead_identities).on_conflict_do_nothing(),
-                [{"tenant_id": tenant_id, "digest": digest, "lead_id": lead_id} for digest, lead_id in pairs],
-            )
+        keep_identities(conn, tenant, {ids[ref]: lead for ref, lead in leads.items()})
+
+
+def keep_identities(conn: sa.Connection, tenant: Tenant, leads: Mapping[UUID, Lead]) -> None:
+    """Store by what these leads may be found to be the same person or household; what is stored already stays."""
+    pairs = sorted((digest, lead_id) for lead_id, lead in leads.items() for digest in _identities(tenant, lead).all)
+    if not pairs:
+        return
+    conn.execute(
+        insert(t.identities).on_conflict_do_nothing(index_elements=["tenant_id", "digest"]),
+        [{"tenant_id": tenant.tenant_id, "digest": digest} for digest in sorted({d for d, _ in pairs})],
+    )
+    conn.execute(
+        insert(t.lead_identities).on_conflict_do_nothing(),
+        [{"tenant_id": tenant.tenant_id, "digest": digest, "lead_id": lead_id} for digest, lead_id in pairs],
+    )

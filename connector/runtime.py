@@ -28,7 +28,7 @@ from connector.wake import Wake
 from routing import store
 from routing.decide import Plan
 from routing.model import Flag
-from routing.tables import tenants
+from routing.tables import flags, tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,9 @@ class Tenant:
     parameters: dict[str, str]
     status: str
     sending: bool
+    #: Whether a lead is also known by its address, and phones by their country's rules; and that country.
+    households: bool = False
+    country: str | None = None
 
     @property
     def adapter(self) -> Adapter:
@@ -120,13 +123,21 @@ class Runtime:
         """The tenant with this id, and for how many seconds its CRM must not be called."""
         c = tenants.c
         row = conn.execute(
-            sa.select(*_TENANT, breaker_left(tenant_id).label("wait")).where(c.tenant_id == tenant_id)
+            sa.select(*self._columns(conn), breaker_left(tenant_id).label("wait")).where(c.tenant_id == tenant_id)
         ).one()
         return Tenant(*row[:-1]), max(0.0, float(row.wait or 0))
 
+    def _columns(self, conn: sa.Connection) -> list[Any]:
+        """What a :class:`Tenant` is made of, as far as the database has it."""
+        if Flag.HOUSEHOLDS not in self.stages(conn):
+            return list(_TENANT)
+        c, f = tenants.c, flags.c
+        is_on = sa.exists().where(f.tenant_id == c.tenant_id, f.flag == Flag.HOUSEHOLDS.value, f.mode == "on")
+        return [*_TENANT, is_on.label("households"), c.country]
+
     def _one(self, conn: sa.Connection, where: sa.ColumnElement[bool], said: str) -> Tenant:
         c = tenants.c
-        row = conn.execute(sa.select(*_TENANT).where(where)).one_or_none()
+        row = conn.execute(sa.select(*self._columns(conn)).where(where)).one_or_none()
         if row is None:
             names = conn.execute(sa.select(c.name).where(c.status == "active").order_by(c.name)).scalars().all()
             known = ", ".join(names) or "none yet; `turnlock tenant add` makes one"

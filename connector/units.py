@@ -24,7 +24,7 @@ from routing import tables as t
 from routing.decide import Bench, Case, Decision, Outcome, Plan, QueueState
 from routing.gate import Standing, Step, Verdict, gate
 from routing.model import Agent, Flag, Reason, Role
-from routing.rules import Tried
+from routing.rules import Search
 
 # Behind an own write: woken by its end; this is only for the case that the wake is lost with a crash.
 BEHIND = timedelta(seconds=30)
@@ -43,18 +43,17 @@ class Planned:
 
     row: store.TenantRow
     plan: Plan
-    choices: dict[UUID, tuple[UUID | None, tuple[Tried, ...]]] = field(default_factory=dict)
+    choices: dict[UUID, tuple[UUID | None, Search | None]] = field(default_factory=dict)
 
-    def choice(self, item: Item) -> tuple[UUID | None, tuple[Tried, ...]]:
+    def choice(self, item: Item) -> tuple[UUID | None, Search | None]:
         """The queue that the item's lead is decided in first, and the rules tried; no queue when nothing is to route.
 
-        Kept per event: trying hundreds of rules is the dearest part of deciding, and its result cannot change while
-        the configuration is the same.
+        Kept per event: what the rules say of a lead cannot change while the configuration is the same.
         """
         event_id: UUID = item.event.event_id
         if event_id not in self.choices:
             routable = self.row.unassigned.covers(item.lead) and item.event.kind != "lead_deleted"
-            self.choices[event_id] = self.plan.first_choice(item.lead, item.role) if routable else (None, ())
+            self.choices[event_id] = self.plan.first_choice(item.lead, item.role) if routable else (None, None)
         return self.choices[event_id]
 
 
@@ -94,7 +93,8 @@ class Unit:
             row = store.tenant_row(conn, tenant_id, share=True)
             planned = Planned(row, runtime.plan(conn, row))
         self._versions = store.lock_leads(conn, tenant_id, {item.lead_id for item in self._items})
-        digests = frozenset().union(*(item.identities for item in self._items))
+        known_by = [i.identities.all if planned.plan.households else i.identities.personal for i in self._items]
+        digests = frozenset[bytes]().union(*known_by)
         store.lock_identities(conn, tenant_id, digests)
         wanted = {q for item in self._items if (q := planned.choice(item)[0]) is not None} | set(more_queues)
         with runtime.busy.asking(wanted) as held:
@@ -148,7 +148,8 @@ class Unit:
             item.lead_id,
             item.lead,
             was_held=standing is not None and standing.state == "held",
-            existing_owner=self._known.existing_owner(item),
+            existing_owner=self._known.owner_by(item, item.identities.personal),
+            household_owner=self._known.owner_by(item, item.identities.household),
             tried=self._planned.choice(item)[1],
         )
         decision = self._bench.decide(case)
@@ -292,7 +293,9 @@ class _Known:
     ) -> _Known:
         roles = store.load_roles(conn, tenant_id, {item.lead_id for item in items})
         owners, shared = store.existing_owners(conn, tenant_id, digests)
-        if shared:
+        shared |= {fine for item in items for fine, coarse in item.identities.twins if coarse in shared}
+        # Many households at one address are a building, and nothing to worry about.
+        if any(shared & item.identities.personal for item in items):
             open_alarm(
                 conn,
                 tenant_id,
@@ -328,8 +331,8 @@ class _Known:
             row.state, agent.ref if agent else None, row.confirmed_version is not None, row.facts_digest, row.releases
         )
 
-    def existing_owner(self, item: Item) -> UUID | None:
-        """The agent of another lead that is the same person: the latest who can still take leads, else the latest."""
+    def owner_by(self, item: Item, digests: frozenset[bytes]) -> UUID | None:
+        """The agent of another lead with one of these: the latest who can still take leads, else the latest."""
 
         def rank(known: tuple[datetime, UUID]) -> tuple[bool, datetime]:
             agent = self.agents.get(known[1])
@@ -337,7 +340,7 @@ class _Known:
 
         found = [
             known
-            for digest in item.identities
+            for digest in digests - self.shared
             for lead_id, known in self.owners.get(digest, {}).items()
             if lead_id != item.lead_id
         ]
@@ -345,7 +348,7 @@ class _Known:
 
     def assigned(self, item: Item, agent_id: UUID) -> None:
         """Later leads of the same unit see this one, as the latest, by what says who the person is."""
-        for digest in item.identities - self.shared:
+        for digest in item.identities.all - self.shared:
             self.owners.setdefault(digest, {})[item.lead_id] = (_LATEST, agent_id)
 
 

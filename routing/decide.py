@@ -10,14 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from itertools import chain
+from functools import cached_property
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
 from routing import ledger, rotation
 from routing.model import Agent, Flag, Lead, Reason, Role, Skip, Target, TargetKind, WhenNobody
 from routing.rotation import Line, Pick
-from routing.rules import RuleSet, Tried
+from routing.rules import RuleSet, Search
 from routing.skips import Unavailable, unavailable
 
 
@@ -44,7 +45,7 @@ class QueueState:
     next_rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """What routing needs to know of a tenant's configuration, at one version of it.
 
@@ -58,13 +59,21 @@ class Plan:
     queue_names: Mapping[UUID, str]
     target_agents: frozenset[UUID] = frozenset()
 
-    def first_choice(self, lead: Lead, role: Role) -> tuple[UUID | None, tuple[Tried, ...]]:
+    @cached_property
+    def households(self) -> bool:
+        """Whether any rule asks who has the household."""
+        rules = (rule for role in Role for rule, _ in self.rules.compiled(role))
+        return any(target.kind is TargetKind.SAME_HOUSEHOLD for rule in rules for target in rule.targets)
+
+    def search(self, lead: Lead, role: Role) -> Search | None:
+        """The rules about to be tried on `lead`; None while the rules are off."""
+        return self.rules.search(lead, role) if Flag.RULES in self.flags else None
+
+    def first_choice(self, lead: Lead, role: Role) -> tuple[UUID | None, Search | None]:
         """The queue that `lead` would be decided in first, None when that is no queue, and the rules tried for it."""
-        tried: tuple[Tried, ...] = ()
-        if Flag.RULES in self.flags:
-            rule, tried = self.rules.first_match(lead, role)
-            if rule is not None:
-                return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None), tried
+        tried = self.search(lead, role)
+        for _, rule in tried.matches() if tried is not None else ():
+            return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None), tried
         return (self.default_queue_id if role is Role.OWNER else None), tried
 
 
@@ -72,8 +81,8 @@ class Plan:
 class Case:
     """One lead to decide in one role. ``holders`` are agents who hold it in another role.
 
-    ``tried`` are the rules that were tried on this very lead under this very plan already, if any: trying is pure,
-    so they need not be tried again.
+    ``tried`` are the rules that were tried on this very lead under this very plan already, if any: trying is pure, so
+    they need not be tried again.
     """
 
     lead_id: UUID
@@ -81,9 +90,10 @@ class Case:
     role: Role = Role.OWNER
     was_held: bool = False
     existing_owner: UUID | None = None
+    household_owner: UUID | None = None
     holders: frozenset[UUID] = frozenset()
     declined: frozenset[UUID] = frozenset()
-    tried: tuple[Tried, ...] = ()
+    tried: Search | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,8 @@ class Bench:
         self.now = now
         self.lines = {queue_id: q.line for queue_id, q in queues.items()}
         self.held = {queue_id for queue_id, q in queues.items() if q.held}
+        # Why members cannot take a lead at `now`, by (agent, weight, on the lead, declined it): the same for all cases.
+        self.away: dict[tuple[UUID, int, bool, bool], Unavailable | None] = {}
 
     def decide(self, case: Case) -> Decision:
         """Decide `case`. Raises :class:`NeedQueues`; then nothing that this bench did may be kept."""
@@ -136,29 +148,26 @@ class _Attempt:
         self.bench = bench
         self.case = case
         self.flags = bench.plan.flags
+        self.search = case.tried or bench.plan.search(case.lead, case.role)
+        self.tried: int | None = None  # how many rules were tried; None: it did not come to that
         self.rule: str | None = None
         self.record: dict[str, Any] = {}
         self.paths: list[dict[str, Any]] = []
 
     def run(self) -> Decision:
-        case, plan = self.case, self.bench.plan
-        if case.role is Role.OWNER and Flag.RULES in self.flags and case.existing_owner and not self._left_alone():
+        case, plan, search = self.case, self.bench.plan, self.search
+        if case.role is Role.OWNER and search is not None and case.existing_owner and not self._left_alone(search):
             # The default for every newcomer: the same person goes to the agent who has them, before any other rule.
-            decision = self._existing_owner()
+            decision = self._existing_owner(case.existing_owner, "existing_owner")
             if decision is not None:
                 return decision
-        if Flag.RULES in self.flags:
-            tried: list[Any] = []
-            self.record["tried"] = tried
-            rest = plan.rules.tries(case.lead, case.role, start=len(case.tried))
-            for attempt in chain(case.tried, rest):
-                tried.append(attempt.as_json())
-                if attempt.matched:
-                    self.rule = attempt.rule.name
-                    decision = self._targets(attempt.rule.targets)
-                    if decision is not None:
-                        return decision
-            self.rule = None
+        if search is not None:
+            for number, rule in search.matches():
+                self.rule, self.tried = rule.name, number + 1
+                decision = self._targets(rule.targets)
+                if decision is not None:
+                    return decision
+            self.rule, self.tried = None, search.count
         if case.role is Role.COLLABORATOR:
             return self._end(Outcome.LEFT, Reason.NO_RULE)
         if plan.default_queue_id is None:
@@ -167,14 +176,15 @@ class _Attempt:
         assert decision is not None  # noqa: S101 - a queue always ends in a decision
         return decision
 
-    def _left_alone(self) -> bool:
+    def _left_alone(self, search: Search) -> bool:
         """Whether a rule forbids to route this lead at all, which no default may overrule."""
-        rule, _ = self.bench.plan.rules.first_match(self.case.lead, self.case.role)
-        return rule is not None and rule.targets[0].kind is TargetKind.LEAVE_ALONE
+        return any(rule.targets[0].kind is TargetKind.LEAVE_ALONE for _, rule in islice(search.matches(), 1))
 
     def _end(self, outcome: Outcome, reason: Reason | None, **more: Any) -> Decision:
         if self.paths:
             self.record["paths"] = self.paths
+        if self.search is not None and self.tried is not None:
+            self.record["rules"] = self.search.record(self.tried)
         return Decision(self.case.lead_id, self.case.role, outcome, reason, rule=self.rule, record=self.record, **more)
 
     def _assigned(self, how: str, agent_id: UUID, **more: Any) -> Decision:
@@ -189,7 +199,9 @@ class _Attempt:
             if target.kind is TargetKind.LEAVE_ALONE:
                 return self._end(Outcome.LEFT, Reason.LEFT_BY_RULE)
             if target.kind is TargetKind.EXISTING_OWNER:
-                decision = self._existing_owner()
+                decision = self._existing_owner(self.case.existing_owner, "existing_owner")
+            elif target.kind is TargetKind.SAME_HOUSEHOLD:
+                decision = self._existing_owner(self.case.household_owner, "same_household")
             elif target.kind is TargetKind.AGENT:
                 assert target.id is not None  # noqa: S101 - the configuration gives every agent target its agent
                 decision, reason = self._agent(target.id, "agent")
@@ -218,8 +230,7 @@ class _Attempt:
         empty = any(path.get("unavailable") == [] for path in self.paths)
         return why == {Skip.ALREADY_ON_LEAD.value} and not empty
 
-    def _existing_owner(self) -> Decision | None:
-        agent_id = self.case.existing_owner
+    def _existing_owner(self, agent_id: UUID | None, how: str) -> Decision | None:
         agent = self.bench.agents.get(agent_id) if agent_id else None
         if agent is None:
             self.paths.append({"existing_owner": None, "why": Reason.NO_IDENTITY_MATCH.value})
@@ -228,7 +239,7 @@ class _Attempt:
         if not agent.active or agent.refused:
             self.paths.append({"existing_owner": str(agent.agent_id), "why": Skip.DEACTIVATED.value})
             return None
-        return self._assigned("existing_owner", agent.agent_id)
+        return self._assigned(how, agent.agent_id)
 
     def _agent(self, agent_id: UUID, how: str) -> tuple[Decision | None, Reason]:
         agent = self.bench.agents.get(agent_id)
@@ -242,15 +253,19 @@ class _Attempt:
         return self._assigned(how, agent_id), Reason.TARGET_AWAY
 
     def _away(self, agent: Agent, weight: int) -> Unavailable | None:
-        return unavailable(
-            agent,
-            weight,
-            self.bench.now,
-            self.case.holders,
-            declined=self.case.declined,
-            skips=Flag.SKIPS in self.flags,
-            weights=Flag.WEIGHTS in self.flags,
-        )
+        case, known = self.case, self.bench.away
+        key = agent.agent_id, weight, agent.agent_id in case.holders, agent.agent_id in case.declined
+        if key not in known:
+            known[key] = unavailable(
+                agent,
+                weight,
+                self.bench.now,
+                case.holders,
+                declined=case.declined,
+                skips=Flag.SKIPS in self.flags,
+                weights=Flag.WEIGHTS in self.flags,
+            )
+        return known[key]
 
     def _queue(self, queue_id: UUID) -> Decision | None:
         """The rotation's answer, or None when nobody of the queue is available."""

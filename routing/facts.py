@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import phonenumbers
+
+from routing.fields import bare_code, normal_text
 from routing.model import Lead, Scalar
 
 _TUPLES = ("collaborator_refs", "tags", "emails", "phones")
@@ -93,8 +97,78 @@ def normal_phone(value: str) -> str | None:
     return digits if len(digits) >= 7 else None
 
 
-def identity_digests(tenant_id: UUID, lead: Lead) -> frozenset[bytes]:
-    """The identities (email, phone) by which another lead may be the same person, hashed per tenant."""
-    plain = {f"email:{e}" for e in map(normal_email, lead.emails) if e}
-    plain |= {f"phone:{p}" for p in map(normal_phone, lead.phones) if p}
-    return frozenset(hashlib.blake2b(p.encode("utf-8"), key=tenant_id.bytes, digest_size=20).digest() for p in plain)
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """By what another lead may be the same person (``personal``: email, phone) or ``household`` (street and zip), as digests.
+
+    ``twins`` are pairs of digests of one phone, the finer and the coarser: what says nothing any more as the one,
+    because too many share it, says nothing as the other either.
+    """
+
+    personal: frozenset[bytes] = frozenset()
+    household: frozenset[bytes] = frozenset()
+    twins: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def all(self) -> frozenset[bytes]:
+        """Every digest, for storing."""
+        return self.personal | self.household
+
+
+def identities(tenant_id: UUID, lead: Lead, *, households: bool = False, country: str | None = None) -> Identities:
+    """The identities of `lead`, hashed per tenant.
+
+    With `households` phones are also read as numbers of the world, those without a country code as of `country` (ISO
+    3166, two letters), and the address counts. The digests of bare digits stay beside the finer ones, so that whoever
+    was stored by them alone is still found.
+    """
+
+    def digest(kind: str, value: str) -> bytes:
+        plain = f"{kind}:{value}".encode()
+        return hashlib.blake2b(plain, key=tenant_id.bytes, digest_size=20).digest()
+
+    personal = {digest("email", e) for e in map(normal_email, lead.emails) if e}
+    twins = []
+    for phone in lead.phones:
+        bare = normal_phone(phone)
+        coarse = None if bare is None else digest("phone", bare)
+        number = world_phone(phone, country) if households else None
+        fine = None if number is None else digest("tel", number)
+        personal |= {one for one in (coarse, fine) if one is not None}
+        if coarse is not None and fine is not None:
+            twins.append((fine, coarse))
+    address = normal_address(lead.street, lead.zip) if households else None
+    return Identities(
+        frozenset(personal), frozenset() if address is None else frozenset({digest("household", address)}), tuple(twins)
+    )
+
+
+def world_phone(value: str, country: str | None) -> str | None:
+    """`value` as E.164 (``+15125550100``), read as a number of `country` if it has no country code; None when it cannot
+    be one. An extension does not count. By Google's libphonenumber."""
+    try:
+        number = phonenumbers.parse(value, country)
+    except phonenumbers.NumberParseException:
+        return None
+    if not phonenumbers.is_possible_number(number):
+        return None
+    return phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)
+
+
+# Words of an address that people shorten (USPS Publication 28), and those that stand before the number of a flat.
+_SHORT = {
+    "avenue": "ave", "boulevard": "blvd", "circle": "cir", "court": "ct", "drive": "dr", "highway": "hwy", "lane": "ln",
+    "parkway": "pkwy", "place": "pl", "road": "rd", "square": "sq", "street": "st", "terrace": "ter", "trail": "trl",
+    "north": "n", "south": "s", "east": "e", "west": "w", "northeast": "ne", "northwest": "nw", "southeast": "se",
+    "southwest": "sw", "apartment": "", "apt": "", "unit": "", "suite": "", "ste": "", "no": "",
+}  # fmt: skip
+_WORD = re.compile(r"\w+")
+
+
+def normal_address(street: str | None, zip_code: str | None) -> str | None:
+    """Street and zip as compared; None without a zip, or without a house number: such an address is of many."""
+    words = _WORD.findall(normal_text(street or ""))
+    code = bare_code(normal_text(zip_code or ""))
+    if not code or not any(c.isdecimal() for word in words for c in word):
+        return None
+    return " ".join(short for word in words if (short := _SHORT.get(word, word))) + "|" + code

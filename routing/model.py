@@ -32,7 +32,8 @@ class Lead:
 
     ``ref`` is the CRM's id as text. ``owner_ref`` is the CRM's id of the owning agent or None; ``pond_ref`` names a
     shared bucket that holds the lead; ``unclaimed`` marks an open first-to-claim offer. Money is in the account's
-    currency. Times are aware UTC. A field that the CRM does not fill is None or empty, never a made-up default.
+    currency, ``latitude`` and ``longitude`` are degrees (WGS 84). Times are aware UTC. A field that the CRM does not
+    fill is None or empty, never a made-up default.
     """
 
     ref: str
@@ -46,9 +47,12 @@ class Lead:
     price: Decimal | None = None
     street: str | None = None
     city: str | None = None
+    county: str | None = None
     state: str | None = None
     zip: str | None = None
     country: str | None = None
+    latitude: Decimal | None = None
+    longitude: Decimal | None = None
     form: str | None = None
     campaign: str | None = None
     language: str | None = None
@@ -193,7 +197,7 @@ _REASON_REMEDIES: Mapping[Reason, str] = MappingProxyType(
         Reason.TARGET_AWAY: "the agent whom the rule names is unavailable and the rule has no fallback; add one",
         Reason.TARGET_MISSING: "the rule names a queue or agent that does not exist any more; correct the rule",
         Reason.KEEPS_COMING_BACK: "something in the CRM keeps clearing the owner; stop it, then `turnlock replay`",
-        Reason.NO_IDENTITY_MATCH: "no known lead shares this email or phone; give the rule a fallback",
+        Reason.NO_IDENTITY_MATCH: "no known lead shares this email, phone or household; give the rule a fallback",
         Reason.ALREADY_ON_LEAD: "nothing: whoever the rule could add holds this lead already; add others to have two",
     }
 )
@@ -205,12 +209,13 @@ class TargetKind(StrEnum):
     QUEUE = "queue"
     AGENT = "agent"
     EXISTING_OWNER = "existing_owner"
+    SAME_HOUSEHOLD = "same_household"
     LEAVE_ALONE = "leave_alone"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One destination. ``id`` is the queue's or the agent's, None for the other two kinds."""
+    """One destination. ``id`` is the queue's or the agent's, None for the other kinds."""
 
     kind: TargetKind
     id: UUID | None = None
@@ -248,3 +253,4 @@ class Flag(StrEnum):
     ROTATION = "rotation"
     WEIGHTS = "weights"
     SKIPS = "skips"
+    HOUSEHOLDS = "households"

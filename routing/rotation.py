@@ -149,11 +149,17 @@ def _turn_order(place: Place) -> tuple[int, int, int]:
     return place.tag + _stride(place.weight), place.last, place.rank
 
 
+def _latest_start(contenders: Collection[Place], floor: int) -> int:
+    """The weighted mean of all starts, rounded down: whole starts are not beyond the one when not beyond the other."""
+    weighted = sum(place.weight * _start(place, floor) for place in contenders)
+    return weighted // sum(place.weight for place in contenders)
+
+
 def _first(contenders: Collection[Place], floor: int) -> Place:
     """The earliest deadline among those whose start is not beyond the weighted mean of all starts."""
-    total = sum(place.weight for place in contenders)
-    weighted = sum(place.weight * _start(place, floor) for place in contenders)
-    return min((place for place in contenders if _start(place, floor) * total <= weighted), key=_turn_order)
+    latest = _latest_start(contenders, floor)
+    # The floor is never beyond the mean, for no start is before it.
+    return min((place for place in contenders if place.tag <= latest), key=_turn_order)
 
 
 # -- taking a turn --------------------------------------------------------------------------------------------
@@ -214,16 +220,15 @@ def _owed_in_order(line: Line) -> list[Owed]:
 
 def _passed_over(line: Line, contenders: dict[UUID, Place], winner: Place) -> list[Place]:
     """Members out of the running who, had they been in it, would have been eligible and due before `winner`."""
-    total = sum(place.weight for place in contenders.values())
-    weighted = sum(place.weight * _start(place, line.floor) for place in contenders.values())
+    # Adding a member to the sums changes both sides by the same amount, so those of the contenders decide for each.
+    latest = _latest_start(contenders.values(), line.floor)
     return sorted(
         (
             place
             for place in line.places
             if place.weight
             and place.agent_id not in contenders
-            # Adding a member to the sums changes both sides by the same amount, so these decide for each of them.
-            and _start(place, line.floor) * total <= weighted
+            and place.tag <= latest
             and _turn_order(place) < _turn_order(winner)
         ),
         key=_turn_order,

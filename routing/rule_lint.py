@@ -4,8 +4,8 @@ The analysis is sound and conservative: "implies" and "never both" are claimed o
 lead, so a rule that is called shadowed truly is, while a shadowed one may go unnoticed. It works on compiled
 conditions, which have no ``not`` above a test, and its work is bounded. Nothing here changes an order: it suggests.
 
-A rule with no other target than the existing owner lets a lead go on when nobody has that person yet, so it shadows
-nothing and may stand before more specific rules.
+A rule with no other target than who has the person or the household already lets a lead go on when nobody has, so it
+shadows nothing and may stand before more specific rules.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from routing.conditions import Condition, Group, Node, Test
-from routing.fields import FLAGS, NUMBERS, TEXTS, Fact, field_kind
+from routing.fields import CUSTOM, Fact, field_kind
 from routing.model import Role, Rule, TargetKind
+from routing.places import Circle, Polygon, kilometres
 from routing.rules import RuleSet
+from routing.verdicts import Codes, Condition, Group, Node, Test
 
 MAX_STEPS = 5_000_000  # comparisons of two conditions or tests, about three seconds
 MAX_OVERLAPS = 100  # pairs listed
+_ROUNDING_KM = 0.001  # what the computation of a distance may be off, and far more
 
 
 class NoteKind(StrEnum):
@@ -106,7 +108,8 @@ def _lint(compiled: Sequence[tuple[Rule, Condition]], prover: _Prover) -> Iterat
 
 
 def _falls_through(rule: Rule) -> bool:
-    return all(target.kind is TargetKind.EXISTING_OWNER for target in rule.targets)
+    known = (TargetKind.EXISTING_OWNER, TargetKind.SAME_HOUSEHOLD)
+    return all(target.kind in known for target in rule.targets)
 
 
 def _specific_first(compiled: Sequence[tuple[Rule, Condition]], prover: _Prover) -> list[str]:
@@ -129,6 +132,33 @@ def _specific_first(compiled: Sequence[tuple[Rule, Condition]], prover: _Prover)
         order.append(path[-1])
         del left[path[-1]]
     return order
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A suggestion: ``rule``, now number ``now`` of its role, should stand before ``before``, now number ``where``,
+    which is more general and has other leads besides all of those of ``rule``."""
+
+    rule: str
+    now: int
+    before: str
+    where: int
+
+
+def suggest_moves(rules: Sequence[Rule]) -> list[Move]:
+    """What :func:`suggest_order` would change, rule by rule in the suggested order. Raises like it."""
+    rule_set, moves = RuleSet(rules), list[Move]()
+    suggested = suggest_order(rules)
+    for role in Role:
+        now = {rule.name: at for at, (rule, _) in enumerate(rule_set.compiled(role), 1)}
+        order = [name for name in suggested if name in now]
+        for at, name in enumerate(order):
+            # Of the rules that it would pass, the first: the others follow from it.
+            passed = [other for other in order[at + 1 :] if now[other] < now[name]]
+            if passed:
+                first = min(passed, key=now.__getitem__)
+                moves.append(Move(name, now[name], first, now[first]))
+    return moves
 
 
 class _TooMuch(Exception):
@@ -196,7 +226,7 @@ def _missing(test: Test) -> bool:
 
 
 def _test_implies(a: Test, b: Test) -> bool:
-    if a.field != b.field:
+    if a.fact != b.fact:
         return False
     if b.operand is None:  # every other true test of a field needs a value in it
         return _missing(a) is _missing(b)
@@ -208,7 +238,7 @@ def _test_implies(a: Test, b: Test) -> bool:
 
 
 def _tests_disjoint(a: Test, b: Test) -> bool:
-    if a.field != b.field:
+    if a.fact != b.fact:
         return False
     if a.operand is None or b.operand is None:
         return _missing(a) is not _missing(b)
@@ -226,15 +256,16 @@ def _single(field: str) -> bool:
 
 def _holds(test: Test, value: object) -> bool:
     """Whether a field with this one value passes `test` (before its ``not``), whether or not it comes as a list."""
-    values = tuple((value,) if slot == test.slot else () for slot in (TEXTS, NUMBERS, FLAGS))
-    kind = field_kind(test.field)
-    lists = (True, False) if kind is not None and kind.attribute == "custom" else (False,)
+    values = tuple((value,) if slot == test.slot else () for slot in range(4))
+    lists = (True, False) if field_kind(test.field) is CUSTOM else (False,)
     return all(test.match(Fact(values, True, listed)) for listed in lists)  # type: ignore[arg-type]
 
 
 def _inside(a: Test, b: Test) -> bool:
     """Every value that `a` asks for is one that `b` asks for. Both compare the same slot of the same field."""
     one, two = a.operand, b.operand
+    if a.operator == b.operator and one == two:
+        return True
     if isinstance(one, frozenset):
         return all(_holds(b, value) for value in one)
     if isinstance(one, tuple) and isinstance(two, tuple):
@@ -242,12 +273,16 @@ def _inside(a: Test, b: Test) -> bool:
         return (least is None or (low is not None and least <= low)) and (
             most is None or (high is not None and high <= most)
         )
+    if isinstance(one, Codes) and isinstance(two, Codes) and one.length == two.length:
+        above = two.low is None or (one.low is not None and two.low <= one.low)
+        return above and (two.high is None or (one.high is not None and one.high <= two.high))
+    if isinstance(one, Circle) and isinstance(two, Circle):
+        return kilometres(one.centre, two.centre) + one.km < two.km - _ROUNDING_KM
     if not isinstance(one, str) or not isinstance(two, str):
         return isinstance(one, tuple) and one[0] is not None and one[0] == one[1] and _holds(b, one[0])
     if b.operator == "starts_with":
         return a.operator == "starts_with" and one.startswith(two)
-    kind = field_kind(a.field)
-    if kind is not None and kind.attribute == "custom":  # contains asks for a part of a text, for an entry of a list
+    if field_kind(a.field) is CUSTOM:  # contains asks for a part of a text, for an entry of a list
         return a.operator == "contains" and one == two
     return two in one
 
@@ -262,6 +297,16 @@ def _apart(a: Test, b: Test) -> bool:
         return (high is not None and least is not None and high < least) or (
             most is not None and low is not None and most < low
         )
+    if isinstance(a.operand, Codes) and isinstance(b.operand, Codes) and a.operand.length == b.operand.length:
+        lows = [codes.low for codes in (a.operand, b.operand) if codes.low is not None]
+        highs = [codes.high for codes in (a.operand, b.operand) if codes.high is not None]
+        return bool(lows and highs) and max(lows) > min(highs)
+    if isinstance(a.operand, Circle) and isinstance(b.operand, Circle):
+        return kilometres(a.operand.centre, b.operand.centre) > a.operand.km + b.operand.km + _ROUNDING_KM
+    if isinstance(a.operand, Polygon) and isinstance(b.operand, Polygon):
+        # Their boxes do not meet.
+        pairs = ((a.operand, b.operand), (b.operand, a.operand))
+        return any(one.high[side] < two.low[side] for one, two in pairs for side in (0, 1))
     if isinstance(a.operand, str) and isinstance(b.operand, str) and a.operator == b.operator == "starts_with":
         return not (a.operand.startswith(b.operand) or b.operand.startswith(a.operand))
     return False

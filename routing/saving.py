@@ -137,7 +137,7 @@ def _move_queue(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line,
         .values(
             position=line.position,
             floor=line.floor,
-            next_rank=sa.func.greatest(q.next_rank, *(place.rank + 1 for place in line.places)),
+            next_rank=sa.func.greatest(q.next_rank, max((place.rank + 1 for place in line.places), default=0)),
             seq=q.seq + entries,
         )
         .returning(q.seq)

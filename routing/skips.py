@@ -23,10 +23,9 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from routing.fields import ConfigurationProblems, Problem
+from routing.fields import DAYS, ConfigurationProblems, Problem
 from routing.model import Agent, Hours, Skip
 
-DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY = 24 * 60
 _WEEK = 7 * _DAY
 _INTERVAL = re.compile(r"\s*([0-9]{1,2}):([0-9]{2})\s*[-–]\s*([0-9]{1,2}):([0-9]{2})\s*")
@@ -150,6 +149,7 @@ def next_opening(hours: Hours, zone: str, now: datetime) -> str | None:
     return f"{DAYS[start // _DAY].title()} {start % _DAY // 60:02}:{start % 60:02} {zone}"
 
 
+@lru_cache(maxsize=256)  # asked for every member at one instant, and a queue works in few zones
 def _wall(zone: str, now: datetime) -> tuple[int, int]:
     """Weekday (0 = Monday) and minute of the day that the clocks of `zone` show at `now`."""
     if now.utcoffset() is None:

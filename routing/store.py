@@ -6,9 +6,11 @@ the session would be handed back with the values it had before the lock was gran
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -229,6 +231,12 @@ def load_roles(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID])
     return found
 
 
+@lru_cache(maxsize=1024)
+def _hours(stored: str) -> Hours:
+    """A timetable from its column. Most agents of a queue keep the same hours, and they are read for every lead."""
+    return Hours({int(day): tuple((x, y) for x, y in spans) for day, spans in json.loads(stored).items()})
+
+
 def load_agents(
     conn: sa.Connection, tenant_id: UUID, flags: frozenset[Flag], agent_ids: Collection[UUID] | None = None
 ) -> dict[UUID, Agent]:
@@ -237,7 +245,7 @@ def load_agents(
     columns: list[Any] = [a.agent_id, a.name, a.active, a.refused_at]
     if Flag.SKIPS in flags:
         zone = sa.func.coalesce(a.zone_by_admin, a.zone).label("zone")
-        columns += [a.paused_by_crm, a.paused_by_admin, zone, a.hours]
+        columns += [a.paused_by_crm, a.paused_by_admin, zone, sa.cast(a.hours, sa.Text).label("hours")]
     query = (
         sa.select(*columns, r.ref)
         .join(t.agent_refs, (r.tenant_id == a.tenant_id) & (r.agent_id == a.agent_id))
@@ -252,7 +260,7 @@ def load_agents(
         if Flag.SKIPS in flags:
             more = {"paused_by_crm": row.paused_by_crm, "paused_by_admin": row.paused_by_admin, "zone": row.zone}
             if row.hours is not None:
-                more["hours"] = Hours({int(d): tuple((x, y) for x, y in spans) for d, spans in row.hours.items()})
+                more["hours"] = _hours(row.hours)
         found[row.agent_id] = Agent(
             agent_id=row.agent_id,
             ref=row.ref,

@@ -66,6 +66,7 @@ tenants = sa.Table(
     sa.Column("unassigned", JSONB, nullable=False, server_default=sa.text("'{}'")),
     sa.Column("released", sa.Text, nullable=False, server_default=sa.text("'route_again'")),
     _time("created_at", now=True),
+    sa.Column("country", sa.Text),
     sa.PrimaryKeyConstraint("tenant_id"),
     sa.CheckConstraint("status IN ('active', 'removed')", name="status"),
     sa.CheckConstraint("released IN ('route_again', 'leave')", name="released"),
@@ -411,4 +412,5 @@ STAGE_COLUMNS = {
         agents.c.zone_by_admin,
         agents.c.hours,
     ),
+    Flag.HOUSEHOLDS: (tenants.c.country,),
 }

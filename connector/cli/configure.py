@@ -115,6 +115,66 @@ def config_check(tenant: str, file: IO[bytes], as_json: bool) -> None:
         sys.exit(1)
 
 
+# -- rules ----------------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def rules() -> None:
+    """The rules of a tenant.
+
+    Example: turnlock rules suggest acme
+    """
+
+
+@rules.command("suggest")
+@tenant_argument
+@click.argument("file", required=False, type=click.File("rb"))
+@json_option
+def rules_suggest(tenant: str, file: IO[bytes] | None, as_json: bool) -> None:
+    """Say which rules should stand before which: the specific before the general that takes all their leads.
+
+    Of the rules of TENANT in force, or of FILE (- is standard input). Changes nothing: the order is yours. Notes on
+    rules that can never win, and on pairs that only their order decides, come with it.
+
+    Example: turnlock rules suggest acme acme.yaml
+    """
+    from connector import config as yaml_config
+    from connector import configuration
+    from routing.model import Role
+    from routing.rule_lint import lint_rules, suggest_moves, suggest_order
+
+    with tenant_session(tenant) as (runtime, found), runtime.engine.connect() as conn:
+        agents = configuration.known_agents(conn, found.tenant_id)
+        stored = configuration.current(conn, found.tenant_id)
+    text = file.read() if file is not None else stored[1] if stored is not None else "version: 1"
+    capabilities = frozenset(c.value for c in found.adapter.capabilities)
+    written = yaml_config.rules_of(yaml_config.parse(text, known_agents=agents, capabilities=capabilities))
+    moves, order, notes = suggest_moves(written), suggest_order(written), lint_rules(written)
+    if as_json:
+        print_json(
+            {
+                "tenant": found.name,
+                "order": order,
+                "moves": [{"rule": m.rule, "now": m.now, "before": m.before, "where": m.where} for m in moves],
+                "notes": [{"kind": n.kind, "rule": n.rule, "other": n.other, "text": n.text} for n in notes],
+            }
+        )
+        return
+    say(*(f'Note: rule "{note.rule}": {note.text}' for note in notes))
+    if not moves:
+        say("The specific rules stand before the general ones already.")
+        return
+    moved = {move.rule: move for move in moves}
+    places = {name: at for at, name in enumerate((r.name for role in Role for r in written if r.role is role), 1)}
+    say("Suggested order (nothing was changed):")
+    rows = []
+    for at, name in enumerate(order, 1):
+        move = moved.get(name)
+        why = f'before "{move.before}", which takes all of its leads' if move is not None else None
+        rows.append((at, name, f"was {places[name]}" if move is not None else None, why))
+    table(("#", "rule", "", ""), rows, indent=2)
+
+
 # -- flags ----------------------------------------------------------------------------------------------------------
 
 
@@ -185,4 +245,4 @@ def manifest_check(as_json: bool) -> None:
         sys.exit(1)
 
 
-COMMANDS = (config, flags, manifest)
+COMMANDS = (config, rules, flags, manifest)

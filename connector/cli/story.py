@@ -17,6 +17,7 @@ _HOW = {
     "agent": "named by the rule",
     "default_agent": "the queue's default agent",
     "existing_owner": "has this person already",
+    "same_household": "has this household already",
 }
 _RESULT = {"matched": "yes", "failed": "no", "missing": "no, it is missing", "not_comparable": "no, not comparable"}
 
@@ -61,6 +62,8 @@ def _decision(number: int, d: Json) -> None:
     if d["agent"]:
         say(f"  why them: {_HOW.get(d['how'], d['how'])}{_turn(d)}")
     _rules(d["rules"])
+    if d["rules_not_shown"]:
+        say(f"  rules tried: {d['rules_not_shown']}")
     for path in d["paths"]:
         _path(path)
     _writes(d)

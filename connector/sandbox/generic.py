@@ -54,6 +54,9 @@ def signed_headers(secret: str, message_id: str, body: bytes) -> dict[str, str]:
     }
 
 
+ADDRESS = ("street", "city", "county", "state", "zip", "country", "latitude", "longitude")
+
+
 def stamp(moment: datetime) -> str:
     """A time as this face writes it."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -73,7 +76,7 @@ def lead_json(lead: Lead, view: View) -> dict[str, Any]:
         "type": lead.type,
         "stage": lead.stage,
         "price": lead.price,
-        "address": {name: getattr(lead, name) for name in ("street", "city", "state", "zip", "country")},
+        "address": {name: getattr(lead, name) for name in ADDRESS},
         "form": lead.form,
         "campaign": lead.campaign,
         "language": lead.language,

@@ -99,9 +99,12 @@ class Lead:
     background: str | None = None
     street: str | None = None
     city: str | None = None
+    county: str | None = None
     state: str | None = None
     zip: str | None = None
     country: str | None = None
+    latitude: float | None = None
+    longitude: float | None = None
     form: str | None = None
     campaign: str | None = None
     language: str | None = None

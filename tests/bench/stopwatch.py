@@ -39,6 +39,7 @@ from connector.process import open_runtime
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox, bottlecrm
 from connector.settings import Settings
+from tests.bench import cpu
 from tests.rig import ABC, Rig
 
 CLI = ("-c", "from connector.cli import main; main()")
@@ -344,6 +345,10 @@ class Bench:
                 f"- with 500 rules, none of which matches: {ruled * 1000:.2f} ms a lead, {ruled / many:.2f} x "
                 f"(bound 2: {word})"
             )
+            say()
+            say("## CPU time of many rules and long queues")
+            say()
+            cpu.run(runtime, sandbox, say, self.report.bound)
             say()
             self._profile(rig)
 

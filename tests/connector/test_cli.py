@@ -173,8 +173,8 @@ def test_the_schema_comes_by_migrate_alone_as_far_as_asked(empty: Cli) -> None:
     assert empty("agents", "list", "acme").stdout.startswith("No agent yet")
     assert "no agent 'ana'" in empty("pause", "acme", "ana", code=1).stderr
 
-    assert empty.json("migrate")["after"] == "0005_skips"
-    assert empty("migrate").stdout == "The schema is at 0005_skips; nothing to do.\n"
+    assert empty.json("migrate")["after"] == "0006_rules_more"
+    assert empty("migrate").stdout == "The schema is at 0006_rules_more; nothing to do.\n"
 
 
 def test_a_new_embedded_database_gets_its_schema_with_the_first_command(tmp_path: Path) -> None:
@@ -354,6 +354,29 @@ def test_a_configuration_is_applied_kept_and_given_back(acme: Cli, tmp_path: Pat
     assert "no version 7; the newest is 2" in acme("config", "export", "acme", "--version", "7", code=1).stderr
 
 
+RULES = """rules:
+  - {name: Texas, when: {field: state, equals: TX}, to: {queue: All}}
+  - {name: Elsewhere, when: {field: state, equals: OK}, to: {queue: All}}
+  - {name: Downtown, when: {all: [{field: state, equals: TX}, {field: city, equals: Austin}]}, to: leave_alone}
+"""
+
+
+def test_an_order_of_rules_is_suggested_and_never_made(acme: Cli) -> None:
+    acme("config", "apply", "acme", "-", text=GOOD + RULES)
+    told = acme("rules", "suggest", "acme").stdout
+    assert "Note: rule \"Downtown\": 'Texas' stands before it" in told
+    assert [line.split() for line in told.splitlines() if "Downtown" in line][-1] == [
+        *("1", "Downtown", "was", "3", "before", '"Texas",', "which", "takes", "all", "of", "its", "leads"),
+    ]
+    found = acme.json("rules", "suggest", "acme")
+    assert found["order"] == ["Downtown", "Texas", "Elsewhere"]
+    assert found["moves"] == [{"rule": "Downtown", "now": 3, "before": "Texas", "where": 1}]
+    assert [note["kind"] for note in found["notes"]] == ["shadowed"]
+    assert acme("config", "export", "acme").stdout == GOOD + RULES
+    calm = acme("rules", "suggest", "acme", "-", text=GOOD).stdout
+    assert calm == "The specific rules stand before the general ones already.\n"
+
+
 def test_names_that_do_not_exist_are_told_with_those_that_do(acme: Cli) -> None:
     acme("config", "apply", "acme", "-", text=GOOD)
     assert "no queue 'Al' in 'acme'; there are: All" in acme("queue", "next", "acme", "Al", code=1).stderr
@@ -386,7 +409,9 @@ def test_flags_keep_their_order(acme: Cli) -> None:
     assert "weights cannot be on while rotation is off; `turnlock flags TENANT rotation on`" in done.stderr
     found = acme.json("flags", "acme", "rotation", "on")
     modes = {row["flag"]: row["mode"] for row in found["flags"]}
-    assert modes == {"write_back": "on", "rules": "on", "rotation": "on", "weights": "off", "skips": "off"}
+    assert modes == {
+        "write_back": "on", "rules": "on", "rotation": "on", "weights": "off", "skips": "off", "households": "on",
+    }  # fmt: skip
 
 
 def test_a_ledger_still_follows_after_members_changed_while_the_rotation_was_off(acme: Cli) -> None:

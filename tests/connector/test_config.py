@@ -216,7 +216,7 @@ CASES = [
     ("version: 1\nqueues:\n  ' A': {members: []}\n", 3, "form", "without blanks"),
     ('version: 1\nqueues:\n  "A\\nB": {members: []}\n', 3, "form", "one line"),
     ("version: 1\nrules:\n- {name: r, to: leave}\n", 3, "not a choice", 'did you mean "leave_alone"?'),
-    ("version: 1\nrules:\n- {name: r, to: {}}\n", 3, "empty", "existing_owner or leave_alone"),
+    ("version: 1\nrules:\n- {name: r, to: {}}\n", 3, "empty", "same_household or leave_alone"),
     ("version: 1\nrules:\n- {name: r, to: existing_owner, else: []}\n", 3, "empty", "remove it"),
     ("version: 1\nrules:\n- {name: r, to: existing_owner, role: boss}\n", 3, "not a choice", '"collaborator", "owner"'),
     ("version: 1\nagents:\n  ana@example.com: {}\n", 3, "empty", "zone or hours"),
@@ -591,6 +591,13 @@ def test_the_whole_example_of_the_page_is_sound() -> None:
     assert load(export(config, AGENTS)) == config
 
 
+def test_the_examples_of_places_and_times_are_sound() -> None:
+    queue = "version: 1\ndefault_queue: Everyone\nqueues: {Everyone: {members: [ana@example.com]}}\n"
+    (example,) = (text for text in _examples() if text.startswith("zone: "))
+    notes = warnings(load(queue + example))
+    assert ["by its place alone" in note.text for note in notes] == [True], "both may match downtown; the order decides"
+
+
 def test_the_page_explains_every_key() -> None:
     page = DOCS.read_text("utf-8")
     keys = set(
@@ -599,3 +606,48 @@ def test_the_page_explains_every_key() -> None:
     keys -= {"properties", "items", "if", "then", "name", "target", "refs", "version", "type"}
     assert len(keys) > 15
     assert {key for key in keys if f"`{key}`" not in page} == set()
+
+
+@pytest.mark.parametrize(
+    ("condition", "what", "fix"),
+    [
+        ("{field: arrival_hour, equals: 9}", "without a time zone", "write zone: America/Chicago at the top"),
+        ("{field: arrival_hour, equals: 24, zone: UTC}", "no hour of the day", "from 0 to 23"),
+        ("{field: arrival_hour, between: [22, 6], zone: UTC}", "low side above", "write any: with at_least"),
+        ("{field: arrival_weekday, one_of: [mon, Someday], zone: UTC}", "no day of the week", "such as mon"),
+        ("{field: arrival_hour, equals: 9, zone: Mars/Base}", "no time zone", "such as America/Chicago"),
+        ("{field: city, equals: A, zone: UTC}", "no clock", "remove it"),
+        ('{field: zip, between: ["787", "78799"]}', "unequal length", "same number of characters"),
+        ("{field: zip, between: [78799, 78701]}", "low side above", "swap the two codes"),
+        ('{field: city, between: ["a", "b"]}', "does not fit", "use equals"),
+        ("{field: location, equals: here}", "does not fit a field of a place", "within_radius, in_polygon"),
+        ("{field: location, within_radius: {lat: 91, lon: 0, km: 1}}", "no place on Earth", "latitude (-90 to 90)"),
+        ("{field: location, within_radius: {lat: 1, lon: 1}}", "no circle", "km: 10}, or miles"),
+        ("{field: location, within_radius: {lat: 1, lon: 1, km: 0}}", "no usable distance", "above 0"),
+        ("{field: location, in_polygon: [[1, 1], [2, 2]]}", "not a list of corners", "3 to 1000"),
+        ("{field: location, in_polygon: [[1, 1], [2, 2], [3, 3]]}", "on one line", "in order round it"),
+        ("{field: location, in_polygon: [[1, 1], [2, x], [3, 1]]}", "no place on Earth", "then longitude"),
+    ],
+)
+def test_places_codes_and_times_are_checked(condition: str, what: str, fix: str) -> None:
+    (found,) = problems(rule(condition))
+    assert what in found.what
+    assert fix in found.fix
+
+
+def test_a_zone_and_a_country_are_checked_read_and_given_back() -> None:
+    head = "version: 1\nzone: America/Chicago\ncountry: NO\n"
+    hours = (
+        rule("{field: arrival_hour, at_least: 9}").replace("version: 1\n", "").replace("{queue: A}", "same_household")
+    )
+    config = load(head + hours)
+    assert (config.zone, config.country) == ("America/Chicago", "NO")
+    assert config.rules[0].when == {"field": "arrival_hour", "at_least": 9}
+    assert config.rules[0].targets == (ConfigTarget(TargetKind.SAME_HOUSEHOLD),)
+    assert load(export(config, AGENTS)) == config
+    assert len({digest(load(f"version: 1\n{more}")) for more in ("", "zone: UTC", "country: US", "country: NO")}) == 4
+    wrong = problems("version: 1\nzone: America/Chicagoo\ncountry: Norway\n" + hours)
+    assert [(p.line, p.fix) for p in wrong] == [
+        (2, 'did you mean "America/Chicago"?'),
+        (3, "write the two letters of ISO 3166 such as US or CA"),
+    ]

@@ -61,7 +61,7 @@ def test_generic_leads(api: Api, sandbox: Sandbox) -> None:
         [str(ELI)],
     )
     assert shown["address"]["city"] == "Kyle"
-    assert set(shown["address"]) == {"street", "city", "state", "zip", "country"}
+    assert set(shown["address"]) == {"street", "city", "county", "state", "zip", "country", "latitude", "longitude"}
     assert datetime.fromisoformat(shown["created_at"]).tzinfo is not None
     several = api.generic("GET", f"/leads?ids={free},77,x,{lead}").json()["leads"]
     assert [row["id"] for row in several] == [str(free), str(lead)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -16,7 +17,7 @@ from routing import rule_lint
 from routing.conditions import Node, compile_condition
 from routing.fields import ConditionProblems
 from routing.model import Lead, Role, Rule, Target, TargetKind
-from routing.rule_lint import MAX_OVERLAPS, Note, NoteKind, _Prover, lint_rules, suggest_order
+from routing.rule_lint import MAX_OVERLAPS, Move, Note, NoteKind, _Prover, lint_rules, suggest_moves, suggest_order
 from routing.rules import RuleSet
 
 When = Mapping[str, Any]
@@ -257,6 +258,21 @@ TESTS: list[When] = [
     ),
     *({"field": f, "one_of": [1, 3]} for f in ("price", "custom.a")),
     {"field": "custom.a", "equals": True},
+    *(
+        {"field": "zip", "between": b}
+        for b in (["1", "3"], ["2", "2"], ["2", None], [None, "1"], ["11", "22"], ["a1", "b1"])
+    ),
+    {"field": "zip", "one_of": ["2", "3"]},
+    *({"field": "zip", "starts_with": v} for v in ("2", "b")),
+    *(
+        {"field": "location", "within_radius": {"lat": 0, "lon": lon, "km": km}}
+        for lon, km in ((0, 50), (0, 200), (3, 50))
+    ),
+    *({"field": "location", "in_polygon": [[-1, x], [-1, x + 2], [1, x + 2], [1, x]]} for x in (-1, 0, 2)),
+    *({"field": "arrival_hour", "at_least": h, "zone": z} for h in (6, 20) for z in ("UTC", "Asia/Tokyo")),
+    {"field": "arrival_hour", "at_most": 5, "zone": "UTC"},
+    {"field": "arrival_weekday", "one_of": ["sat", "sun"], "zone": "UTC"},
+    {"field": "location", "exists": True},
     {},
 ]
 TESTS += [{"not": test} for test in TESTS]
@@ -268,6 +284,9 @@ LEADS = [
     *(Lead("L", tags=v) for v in ENTRIES),
     *(Lead("L", price=v) for v in (None, Decimal(0), Decimal(1), Decimal(2), Decimal(3))),
     *(Lead("L", custom={"a": v}) for v in CUSTOM),
+    *(Lead("L", zip=v) for v in ("1", "2", "3", "22", "2-2", "a1", "a2", "b1 x", "aa", "bz")),
+    *(Lead("L", latitude=Decimal(lat), longitude=Decimal(lon)) for lat in (0, 1) for lon in (-1, 0, 1, 2, 3, 4)),
+    *(Lead("L", created_at=datetime(2026, 11, day, hour, tzinfo=UTC)) for day in (27, 28) for hour in (3, 6, 12, 21)),
 ]
 Proof = Callable[[Node, Node], bool]
 _ROOTS = [compile_condition(test).root for test in TESTS]
@@ -345,3 +364,15 @@ def test_a_noted_rule_never_wins_and_a_suggestion_is_an_order(whens: list[When],
     winners = {won.name for of in [*some, *LEADS] if (won := RuleSet(made).first_match(of, Role.OWNER)[0])}
     assert not hopeless & winners
     assert sorted(suggest_order(made)) == sorted(r.name for r in made)
+
+
+def test_a_suggestion_names_what_stands_before_what() -> None:
+    """Specific before general by places and codes too; nothing else moves, and nothing is done by itself."""
+    near = {"field": "location", "within_radius": {"lat": 30.27, "lon": -97.74, "km": 5}}
+    far = {"field": "location", "within_radius": {"lat": 30.27, "lon": -97.74, "miles": 30}}
+    made = rules(A, far, {"field": "zip", "between": ["78701", "78799"]}, near, {"field": "zip", "equals": "78704"})
+    assert suggest_moves(made) == [Move("r4", 4, "r2", 2), Move("r5", 5, "r3", 3)]
+    assert suggest_order(made) == ["r1", "r4", "r2", "r5", "r3"]
+    assert [r.name for r in made] == ["r1", "r2", "r3", "r4", "r5"]
+    assert suggest_moves([made[at] for at in (0, 3, 1, 4, 2)]) != []  # the precedence counts, not the sequence
+    assert suggest_moves(rules(near, far, A)) == []

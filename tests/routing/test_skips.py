@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from routing.fields import DAYS
 from routing.model import Agent, Hours, Skip
-from routing.skips import DAYS, HoursProblems, is_open, known_zone, next_opening, parse_hours, unavailable
+from routing.skips import HoursProblems, is_open, known_zone, next_opening, parse_hours, unavailable
 
 ANA = Agent(UUID(int=1), "1", "Ana Example")
 OFFICE = parse_hours({day: ["09:00-17:00"] for day in DAYS[:5]})

@@ -1,0 +1,55 @@
+"""How each rule fared in a decision, told again from the little that the decision keeps and the rules of its version.
+
+Every configuration that was ever applied is kept as it was written, so the rules of a past decision are at hand
+whatever was changed since; and what a decision keeps of its lead is enough although the person may have been erased.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from connector.config_build import rules_as_written
+from connector.tables import config_versions
+from routing.model import Role
+from routing.rules import RuleSet, retold
+
+
+@dataclass
+class PastRules:
+    """The rules of a tenant's past versions, each compiled when first asked for."""
+
+    conn: sa.Connection
+    tenant_id: UUID
+    _known: dict[int, RuleSet | None] = field(default_factory=dict)
+
+    def tried(self, row: sa.Row[Any]) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+        """The rules that a decision tried, each as :meth:`routing.rules.Tried.as_json` gives it; and, where they cannot
+        be told any more, why not."""
+        record: Mapping[str, Any] = row.record
+        if "rules" not in record:
+            # Decisions made before rules were told from their version hold every rule and its tests themselves.
+            return record.get("tried", ()), None
+        rules = self._rules(row.config_version)
+        if rules is None:
+            return (), f"version {row.config_version} of the configuration cannot be read any more"
+        tries = retold(rules, Role(row.role), record["rules"])
+        if tries is None:
+            return (), f"version {row.config_version} of the configuration does not lead to what was recorded"
+        return [tried.as_json() for tried in tries], None
+
+    def _rules(self, version: int) -> RuleSet | None:
+        if version not in self._known:
+            c = config_versions.c
+            document = self.conn.execute(
+                sa.select(c.document).where(c.tenant_id == self.tenant_id, c.version == version)
+            ).scalar_one_or_none()
+            try:
+                self._known[version] = None if document is None else RuleSet(rules_as_written(document))
+            except ValueError:
+                self._known[version] = None
+        return self._known[version]
