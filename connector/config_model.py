@@ -9,7 +9,22 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from routing.model import Hours, Role, TargetKind, UnassignedDefinition, WhenNobody
+from routing.model import (
+    Caps,
+    Holidays,
+    Hours,
+    Leave,
+    Quiet,
+    Role,
+    Skip,
+    SkipPolicy,
+    TargetKind,
+    UnassignedDefinition,
+    WhenNobody,
+)
+
+#: Stages in which a lead no longer counts as open, where the admin names none. Case does not count.
+CLOSED_STAGES = ("Closed", "Converted", "Lost", "Past Client", "Trash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +46,13 @@ class Released(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What the admin says about an agent. None: the CRM's time zone; always open."""
+    """What the admin says about an agent. None: the CRM's time zone; always open; no holidays; no caps."""
 
     zone: str | None = None
     hours: Hours | None = None
+    leave: tuple[Leave, ...] = ()
+    holidays: Holidays | None = None
+    caps: Caps | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,8 @@ class QueueConfig:
     name: str
     members: tuple[Member, ...] = ()
     when_nobody: NobodyPolicy = NobodyPolicy()
+    quiet_hours: Quiet | None = None
+    skip_policy: Mapping[Skip, SkipPolicy] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +104,16 @@ class RuleConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A whole configuration. ``queues`` stand in order of name, ``rules`` in order of precedence."""
+    """A whole configuration. ``queues`` stand in order of name, ``rules`` in order of precedence.
+
+    ``caps_zone`` is the clock on which caps count, None: each agent's own.
+    """
 
     unassigned: UnassignedDefinition = field(default_factory=UnassignedDefinition)
     default_queue: str | None = None
     released: Released = Released.ROUTE_AGAIN
+    caps_zone: str | None = None
+    closed_stages: tuple[str, ...] = CLOSED_STAGES
     agents: Mapping[UUID, AgentFacts] = field(default_factory=lambda: MappingProxyType({}))
     queues: tuple[QueueConfig, ...] = ()
     rules: tuple[RuleConfig, ...] = ()
