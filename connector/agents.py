@@ -13,8 +13,8 @@ from connector import work
 from connector.database import new_id
 from connector.runtime import Runtime
 from routing import tables as t
+from routing.clocks import known_zone
 from routing.model import AgentSeen, Flag
-from routing.skips import known_zone
 
 #: Writes in a row that the CRM accepted without keeping the agent; after these only a human lets them back.
 MAX_REFUSALS = 3

@@ -16,21 +16,24 @@ from connector import breaker, inbox, log, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
-from connector.database import is_outage, unit
+from connector.database import at_rest, is_outage, unit
 from connector.reading import keep_identities
+from connector.returning import next_return
 from connector.runtime import Runtime, Tenant
 from connector.tables import alarms, dedupe_keys, delivery_bodies, events
 from routing import store
 from routing import tables as t
 from routing.facts import lead_from_json
 from routing.model import Flag, Role
-from routing.skips import unavailable
+from routing.skips import quiet_until, unavailable
 
 # Webhooks are late, retried and out of order: each sweep looks this far behind the last.
 SWEEP_OVERLAP = timedelta(minutes=15)
 # A sweep of an account never swept before looks back this far.
 SWEEP_FIRST = timedelta(hours=24)
 _HELD_BATCH = 200
+# Leads wait for somebody's doing (which wakes the drain) or for an instant that is known; this is for a lost wake.
+_HELD_ALL = timedelta(minutes=5)
 _KEYS_LIVE = timedelta(days=90)  # longer than any sender retries (the longest known: 8 hours, by hand 30 days)
 
 _ASK_THE_CRM = frozenset({"agents", "sweep"})
@@ -236,13 +239,12 @@ def _held(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
     """Feed the oldest held leads back to the inbox.
 
     A queue's own leads as soon as one of its members is available. The others may have a way out by a rule, a
-    fallback or the configuration that only the ordinary way finds: they are fed when something changed, and each
-    minute, because working hours open without anybody's doing.
+    fallback or the configuration that only the ordinary way finds: they are fed when something changed, be it that
+    somebody wanted it or that time passed the instant at which the next agent was to be back.
     """
     tenant_id = tenant.tenant_id
-    before = call.cursor or {"wanted": None, "round": 0}
-    all_of_them = before["wanted"] != call.wanted or before["round"] % 4 == 0
-    again = 15.0
+    before = call.cursor or {}
+    again = _HELD_ALL.total_seconds()
     with unit(runtime.engine) as (conn, db_now):
         row = store.tenant_row(conn, tenant_id)
         subjects = _lock_held_alarms(conn, tenant_id)
@@ -260,22 +262,37 @@ def _held(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
         for subject in subjects - {queues[q].name if q in queues else "no queue" for _, q in waiting}:
             close_alarm(conn, tenant_id, "leads_held", subject)
         if not waiting:
-            return 900.0, {"wanted": call.wanted, "round": 0}
+            return 900.0, {"wanted": call.wanted}
         members = {p.agent_id for q in queues.values() for p in q.line.places}
         agents = store.load_agents(conn, tenant_id, row.flags, members)
         now = runtime.clock(db_now)
+        back = before.get("back")
+        all_of_them = before.get("wanted") != call.wanted or (back is not None and datetime.fromisoformat(back) <= now)
+        fed = before.get("fed")
+        all_of_them = all_of_them or fed is None or db_now - datetime.fromisoformat(fed) >= _HELD_ALL
+        loads = store.count_loads(conn, tenant_id, agents.values(), now)
         skips, weights = Flag.SKIPS in row.flags, Flag.WEIGHTS in row.flags
         for role, queue_id in waiting:
-            places = queues[queue_id].line.places if queue_id in queues else ()
+            queue = queues.get(queue_id) if queue_id else None
+            places = queue.line.places if queue is not None and quiet_until(queue.quiet, now) is None else ()
             free = any(
-                unavailable(agents[p.agent_id], p.weight, now, (), skips=skips, weights=weights) is None for p in places
+                unavailable(
+                    agents[p.agent_id], p.weight, now, (), load=loads.get(p.agent_id), skips=skips, weights=weights
+                )
+                is None
+                for p in places
             )
             if free or all_of_them:
                 of_queue = s.queue_id == queue_id if queue_id else s.queue_id.is_(None)
                 full = _feed_oldest(conn, tenant_id, Role(role), sa.and_(held, s.role == role, of_queue))
-                again = 1.0 if full and free else again
+                again = min(again, 1.0 if full else 15.0) if free else again
     runtime.wake(tenant_id)
-    return again, {"wanted": call.wanted, "round": before["round"] + 1}
+    with at_rest(runtime.engine) as conn:  # apart, because it looks at everybody, and alarms were locked above
+        coming = next_return(conn, tenant_id, row.flags, now)
+    if coming is not None:
+        again = min(again, max((coming - now).total_seconds(), 0.05))
+    fed = db_now.isoformat() if all_of_them else fed
+    return again, {"wanted": call.wanted, "back": coming.isoformat() if coming else None, "fed": fed}
 
 
 def _feed_oldest(conn: sa.Connection, tenant_id: UUID, role: Role, which: sa.ColumnElement[bool]) -> bool:

@@ -1,4 +1,4 @@
-"""A tenant's rules, queues, members and working hours as one YAML file.
+"""A tenant's rules, queues, members, hours, leave and caps as one YAML file.
 
 :func:`parse` reads a file against the agents that the CRM has and reports everything that is wrong with it at once,
 each with its line. :func:`export` writes a configuration as text that parses to the same; :func:`digest` tells whether
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from datetime import time, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -18,6 +19,7 @@ import yaml
 
 from connector.config_build import Builder, Directory
 from connector.config_model import (
+    CLOSED_STAGES,
     AgentFacts,
     Config,
     ConfigNote,
@@ -30,9 +32,10 @@ from connector.config_model import (
     RuleConfig,
 )
 from connector.config_yaml import ConfigProblem, ConfigProblems, read
+from routing import stored
 from routing.conditions import in_zone
 from routing.fields import DAYS
-from routing.model import Hours, Role, Rule, Target, TargetKind, WhenNobody
+from routing.model import Hours, Leave, Role, Rule, Target, TargetKind, WhenNobody
 from routing.rule_lint import lint_rules
 
 __all__ = [
@@ -134,6 +137,10 @@ def export(config: Config, agents: Iterable[KnownAgent]) -> str:
         out["country"] = config.country
     out["default_queue"] = config.default_queue
     out["released"] = config.released.value
+    if config.caps_zone is not None:
+        out["caps_zone"] = config.caps_zone
+    if config.closed_stages != CLOSED_STAGES:
+        out["closed_stages"] = list(config.closed_stages)
     if config.agents:
         named = sorted((word(agent_id), facts) for agent_id, facts in config.agents.items())
         out["agents"] = {name: _facts(facts) for name, facts in named}
@@ -146,6 +153,7 @@ def export(config: Config, agents: Iterable[KnownAgent]) -> str:
                 ],
                 "when_nobody": nobody(queue.when_nobody),
             }
+            | _absences(queue)
             for queue in config.queues
         }
     rules = []
@@ -173,6 +181,31 @@ def _facts(facts: AgentFacts) -> dict[str, object]:
         out["zone"] = facts.zone
     if facts.hours is not None:
         out["hours"] = _timetable(facts.hours)
+    if facts.leave:
+        out["leave"] = [_span(leave) for leave in facts.leave]
+    if facts.holidays is not None:
+        calendar = {"country": facts.holidays.country, "region": facts.holidays.region}
+        named = {key: value for key, value in calendar.items() if value is not None}
+        extra = [{"day": day.isoformat(), "name": name} for day, name in facts.holidays.extra.items()]
+        out["holidays"] = named | ({"extra": extra} if extra or not named else {})
+    if facts.caps is not None:
+        out["caps"] = stored.caps_json(facts.caps)
+    return out
+
+
+def _span(leave: Leave) -> dict[str, str]:
+    if leave.start.time() == leave.end.time() == time():
+        return {"from": f"{leave.start:%Y-%m-%d}", "to": f"{leave.end - timedelta(days=1):%Y-%m-%d}"}
+    return {"from": f"{leave.start:%Y-%m-%d %H:%M}", "to": f"{leave.end:%Y-%m-%d %H:%M}"}
+
+
+def _absences(queue: QueueConfig) -> dict[str, object]:
+    """A queue's quiet hours and skip policy, as far as it has them."""
+    out: dict[str, object] = {}
+    if queue.quiet_hours is not None:
+        out["quiet_hours"] = {"zone": queue.quiet_hours.zone, "hours": _timetable(queue.quiet_hours.hours)}
+    if queue.skip_policy:
+        out["skip_policy"] = {skip.value: policy.value for skip, policy in queue.skip_policy.items()}
     return out
 
 
@@ -196,13 +229,14 @@ def digest(config: Config) -> bytes:
         "default_queue": config.default_queue,
         "released": config.released.value,
         "agents": {
-            str(agent_id): [facts.zone, None if facts.hours is None else _timetable(facts.hours)]
+            str(agent_id): [facts.zone, None if facts.hours is None else _timetable(facts.hours), *_more(facts)]
             for agent_id, facts in config.agents.items()
         },
         "queues": {
             queue.name: [
                 [[str(member.agent_id), member.weight] for member in queue.members],
                 _target_meaning(queue.when_nobody),
+                *filter(None, [_absences(queue)]),
             ]
             for queue in config.queues
         },
@@ -215,8 +249,16 @@ def digest(config: Config) -> bytes:
     for key in ("zone", "country"):
         if (value := getattr(config, key)) is not None:
             meaning[key] = value
+    # What came later counts only where it is used, so that a file of before keeps its digest.
+    if config.caps_zone is not None or config.closed_stages != CLOSED_STAGES:
+        meaning["caps"] = [config.caps_zone, config.closed_stages]
     canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"), default=dict)
     return hashlib.sha256(canonical.encode("ascii")).digest()
+
+
+def _more(facts: AgentFacts) -> list[object]:
+    more = {key: value for key, value in _facts(facts).items() if key not in ("zone", "hours")}
+    return [more] if more else []
 
 
 def _target_meaning(target: ConfigTarget | NobodyPolicy) -> list[str | None]:
@@ -244,7 +286,15 @@ def warnings(config: Config) -> list[ConfigNote]:
     closed = sum(facts.hours is not None and not any(facts.hours.days.values()) for facts in config.agents.values())
     if closed:
         notes.append(ConfigNote("agents", f"{closed} have hours that never open; add days, or remove their hours"))
+    for queue in config.queues:
+        if queue.quiet_hours is not None and _always(queue.quiet_hours.hours):
+            text = "its quiet hours never end, so it holds every lead; shorten them"
+            notes.append(ConfigNote(f'queue "{queue.name}"', text))
     return notes
+
+
+def _always(hours: Hours) -> bool:
+    return all(hours.days.get(day) == ((0, 24 * 60),) for day in range(7))
 
 
 def rules_of(config: Config) -> list[Rule]:

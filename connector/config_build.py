@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 from zoneinfo import available_timezones
 
@@ -14,6 +14,7 @@ from phonenumbers import SUPPORTED_REGIONS
 
 from adapters.base import Capability
 from connector.config_model import (
+    CLOSED_STAGES,
     AgentFacts,
     Config,
     ConfigTarget,
@@ -26,13 +27,18 @@ from connector.config_model import (
 )
 from connector.config_yaml import ConfigProblem, Node, place, read, typed
 from connector.schema_words import Path, faults, nearest, one_of, show
+from routing.absence import parse_holidays, parse_leave
+from routing.clocks import known_zone
 from routing.conditions import compile_condition, in_zone
 from routing.fields import TEXTS, ConditionProblems, ConfigurationProblems, field_kind
-from routing.model import Hours, Role, Rule, TargetKind, UnassignedDefinition, WhenNobody
-from routing.skips import HoursProblems, known_zone, parse_hours
+from routing.model import Caps, Quiet, Role, Rule, TargetKind, UnassignedDefinition, WhenNobody
+from routing.skips import parse_hours
+from routing.stored import policies
 
+_P = TypeVar("_P")
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 _MAX_HINTS = 20
+CAPS = ("hour", "day", "week", "open")
 _zones = cache(available_timezones)
 
 
@@ -79,6 +85,8 @@ def _is_typed(path: Path, key: str, siblings: Mapping[str, Node]) -> bool:
             return True
         kind = field_kind(siblings["field"].text or "") if "field" in siblings else None
         return kind is not None and kind.slots != (TEXTS,) and key not in ("field", "zone", "contains", "starts_with")
+    if path[0] == "agents" and path[2:] == ("caps",):
+        return key in CAPS
     return key in ("unclaimed", "weight")
 
 
@@ -138,12 +146,16 @@ class Builder:
         rules = [self._rule(at, _items(raw)) for at, raw in enumerate(_entries(self.raw.get("rules")))]
         self._twins([(("rules", at, "name"), rule.name) for at, rule in enumerate(rules)], "rule")
         released = self.raw.get("released")
+        closed = self.raw.get("closed_stages")
+        stages = {text.lower(): text for text in _entries(closed) if isinstance(text, str)}
         return Config(
             unassigned=unassigned,
             zone=self.zone,
             country=self._country(self.raw.get("country")),
             default_queue=self._queue_name(("default_queue",), self.raw.get("default_queue")),
             released=Released.LEAVE if released == "leave" else Released.ROUTE_AGAIN,
+            caps_zone=self._zone(("caps_zone",), self.raw.get("caps_zone")),
+            closed_stages=CLOSED_STAGES if closed is None else tuple(stages[low] for low in sorted(stages)),
             agents=MappingProxyType(agents),
             queues=tuple(sorted(queues, key=lambda queue: queue.name)),
             rules=tuple(rules),
@@ -211,22 +223,20 @@ class Builder:
         for key, value in raw.items():
             path = ("agents", key)
             agent, facts = self._agent(path, key, of_key=True), _items(value)
-            zone, hours = self._zone((*path, "zone"), facts.get("zone")), facts.get("hours")
-            timetable = self._hours((*path, "hours"), hours) if isinstance(hours, dict) else None
+            zone = self._zone((*path, "zone"), facts.get("zone"))
+            timetable = self._part((*path, "hours"), facts.get("hours"), dict, parse_hours)
+            leave = self._part((*path, "leave"), facts.get("leave"), list, parse_leave)
+            holidays = self._part((*path, "holidays"), facts.get("holidays"), (dict, list), parse_holidays)
+            limits = {k: v for k, v in _items(facts.get("caps")).items() if k in CAPS and type(v) is int}
             if agent is None:
                 continue
             if agent.agent_id in seen:
                 what = f'is the same agent as "{seen[agent.agent_id]}"'
                 self.problem(path, what, "join the two entries", of_key=True)
             seen.setdefault(agent.agent_id, key)
-            yield agent.agent_id, AgentFacts(zone, timetable)
-
-    def _zone(self, path: Path, zone: object) -> str | None:
-        if isinstance(zone, str) and not known_zone(zone):
-            fix = self.hint(zone, _zones(), "write an IANA time zone such as America/Chicago")
-            self.problem(path, f'no time zone "{zone[:100]}" is known', fix)
-            return None
-        return zone if isinstance(zone, str) else None
+            hour, day, week, held = map(limits.get, CAPS)
+            caps = Caps(hour, day, week, held) if limits else None
+            yield agent.agent_id, AgentFacts(zone, timetable, leave or (), holidays, caps)
 
     def _country(self, country: object) -> str | None:
         if isinstance(country, str) and country not in SUPPORTED_REGIONS:
@@ -234,15 +244,35 @@ class Builder:
             self.problem(("country",), f'no country "{country[:100]}" is known', fix)
         return country if isinstance(country, str) else None
 
-    def _hours(self, path: Path, raw: dict[str, Any]) -> Hours | None:
+    def _zone(self, path: Path, zone: object) -> str | None:
+        if isinstance(zone, str) and not known_zone(zone):
+            fix = self.hint(zone, _zones(), "write an IANA time zone such as America/Chicago")
+            self.problem(path, f'no time zone "{zone[:100]}" is known', fix)
+        return zone if isinstance(zone, str) else None
+
+    def _part(self, path: Path, raw: object, shape: type | tuple[type, ...], parse: Callable[[Any], _P]) -> _P | None:
+        """A part that routing reads itself. What has the wrong shape was reported by the schema already."""
+        if not isinstance(raw, shape):
+            return None
+        told = {(problem.line, problem.column) for problem in self.problems}
+        before = len(self.problems)
         try:
-            return parse_hours(raw)
-        except HoursProblems as error:
+            return parse(raw)
+        except ConfigurationProblems as error:
             self._adopt(path[:-1], error)
+        new = self.problems[before:]
+        self.problems[before:] = [problem for problem in new if (problem.line, problem.column) not in told]
         return None
+
+    def _quiet(self, path: Path, raw: object) -> Quiet | None:
+        given = _items(raw)
+        zone = self._zone((*path, "zone"), given.get("zone"))
+        hours = self._part((*path, "hours"), given.get("hours"), dict, parse_hours)
+        return Quiet(hours, zone) if hours is not None and zone is not None else None
 
     def _queue(self, name: str, raw: dict[str, Any]) -> QueueConfig:
         members: dict[UUID, Member] = {}
+        policy = _items(raw.get("skip_policy"))
         for at, entry in enumerate(_entries(raw.get("members"))):
             path: Path = ("queues", name, "members", at)
             if isinstance(entry, dict):
@@ -255,7 +285,13 @@ class Builder:
                 fix = "keep one entry; give it a weight if they are to get more"
                 self.problem(path, "is a member of this queue already", fix)
             members.setdefault(agent_id, Member(agent_id, weight if isinstance(weight, int) else 1))
-        return QueueConfig(name, tuple(members.values()), self._nobody(("queues", name), raw.get("when_nobody")))
+        return QueueConfig(
+            name,
+            tuple(members.values()),
+            self._nobody(("queues", name), raw.get("when_nobody")),
+            self._quiet(("queues", name, "quiet_hours"), raw.get("quiet_hours")),
+            MappingProxyType(dict(sorted(policies({k: str(v) for k, v in policy.items()}).items()))),
+        )
 
     def _nobody(self, queue: Path, raw: object) -> NobodyPolicy:
         path = (*queue, "when_nobody")

@@ -9,7 +9,22 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from routing.model import Hours, Role, TargetKind, UnassignedDefinition, WhenNobody
+from routing.model import (
+    Caps,
+    Holidays,
+    Hours,
+    Leave,
+    Quiet,
+    Role,
+    Skip,
+    SkipPolicy,
+    TargetKind,
+    UnassignedDefinition,
+    WhenNobody,
+)
+
+#: Stages in which a lead no longer counts as open, where the admin names none. Case does not count.
+CLOSED_STAGES = ("Closed", "Converted", "Lost", "Past Client", "Trash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +46,13 @@ class Released(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What the admin says about an agent. None: the CRM's time zone; always open."""
+    """What the admin says about an agent. None: the CRM's time zone; always open; no holidays; no caps."""
 
     zone: str | None = None
     hours: Hours | None = None
+    leave: tuple[Leave, ...] = ()
+    holidays: Holidays | None = None
+    caps: Caps | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,8 @@ class QueueConfig:
     name: str
     members: tuple[Member, ...] = ()
     when_nobody: NobodyPolicy = NobodyPolicy()
+    quiet_hours: Quiet | None = None
+    skip_policy: Mapping[Skip, SkipPolicy] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +108,7 @@ class Config:
 
     ``zone`` is the one on whose clocks rules read when a lead arrived; None: no rule may ask. ``country`` is that of
     phones without a country code (ISO 3166, two letters).
+    ``caps_zone`` is the clock on which caps count, None: each agent's own.
     """
 
     unassigned: UnassignedDefinition = field(default_factory=UnassignedDefinition)
@@ -95,6 +116,8 @@ class Config:
     country: str | None = None
     default_queue: str | None = None
     released: Released = Released.ROUTE_AGAIN
+    caps_zone: str | None = None
+    closed_stages: tuple[str, ...] = CLOSED_STAGES
     agents: Mapping[UUID, AgentFacts] = field(default_factory=lambda: MappingProxyType({}))
     queues: tuple[QueueConfig, ...] = ()
     rules: tuple[RuleConfig, ...] = ()

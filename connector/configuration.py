@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 
 from connector import config as yaml_config
 from connector import work
@@ -17,7 +18,7 @@ from connector.database import new_id, unit
 from connector.errors import TurnlockError
 from connector.runtime import Runtime, Tenant
 from connector.tables import config_versions
-from routing import rotation, saving, store
+from routing import rotation, saving, store, stored
 from routing import tables as t
 from routing.conditions import in_zone
 from routing.ledger import Kind
@@ -96,6 +97,8 @@ def apply(runtime: Runtime, tenant: Tenant, text: str | bytes, actor: str) -> Ap
         if Flag.HOUSEHOLDS in runtime.stages(conn):
             conn.execute(sa.update(t.tenants).where(c.tenant_id == tenant.tenant_id).values(country=config.country))
             work.want(conn, tenant.tenant_id, "identities")
+        if Flag.CAPACITY in runtime.stages(conn):
+            _caps(conn, tenant.tenant_id, config)
         document = text.decode("utf-8") if isinstance(text, bytes) else text
         conn.execute(
             sa.insert(config_versions).values(
@@ -137,6 +140,8 @@ def _refuse_beyond_schema(runtime: Runtime, conn: sa.Connection, config: Config)
         Flag.SKIPS: bool(config.agents),
         Flag.HOUSEHOLDS: config.country is not None
         or any(target.kind is TargetKind.SAME_HOUSEHOLD for rule in config.rules for target in rule.targets),
+        Flag.SKIPS: bool(config.agents) or any(q.quiet_hours or q.skip_policy for q in config.queues),
+        Flag.CAPACITY: config.caps_zone is not None or any(facts.caps for facts in config.agents.values()),
     }
     missing = [flag.value for flag, needed in needs.items() if needed and flag not in stages]
     if missing:
@@ -168,15 +173,38 @@ def _rules(conn: sa.Connection, tenant_id: UUID, config: Config, queue_ids: dict
 
 def _agent_facts(conn: sa.Connection, tenant_id: UUID, config: Config) -> None:
     a = t.agents.c
-    conn.execute(sa.update(t.agents).where(a.tenant_id == tenant_id).values(hours=None, zone_by_admin=None))
+    none = dict.fromkeys(("hours", "zone_by_admin", "leave", "holidays"))
+    conn.execute(sa.update(t.agents).where(a.tenant_id == tenant_id).values(**none))
     for agent_id, facts in config.agents.items():
         values: dict[str, Any] = {}
         if facts.zone is not None:
             values["zone_by_admin"] = facts.zone
         if facts.hours is not None:
-            values["hours"] = {str(day): [list(span) for span in spans] for day, spans in facts.hours.days.items()}
+            values["hours"] = stored.hours_json(facts.hours)
+        if facts.leave:
+            values["leave"] = stored.leave_json(facts.leave)
+        if facts.holidays is not None:
+            values["holidays"] = stored.holidays_json(facts.holidays)
         if values:
             conn.execute(sa.update(t.agents).where(a.tenant_id == tenant_id, a.agent_id == agent_id).values(**values))
+
+
+def _caps(conn: sa.Connection, tenant_id: UUID, config: Config) -> None:
+    """Caps, and a counter to lock for each agent who has some. Call with the queues locked: whoever decides reads the
+    caps of members under such a lock."""
+    a, c = t.agents.c, t.tenants.c
+    closed = sorted(stage.lower() for stage in config.closed_stages)
+    tenant = sa.update(t.tenants).where(c.tenant_id == tenant_id)
+    conn.execute(tenant.values(caps_zone=config.caps_zone, closed_stages=closed))
+    conn.execute(sa.update(t.agents).where(a.tenant_id == tenant_id).values(caps=None))
+    capped = {agent_id: facts.caps for agent_id, facts in config.agents.items() if facts.caps is not None}
+    for agent_id, caps in capped.items():
+        of_agent = sa.and_(a.tenant_id == tenant_id, a.agent_id == agent_id)
+        conn.execute(sa.update(t.agents).where(of_agent).values(caps=stored.caps_json(caps)))
+    if capped:
+        # In order of id, as they are locked.
+        rows = [{"tenant_id": tenant_id, "agent_id": agent_id} for agent_id in sorted(capped)]
+        conn.execute(insert(t.agent_counters).on_conflict_do_nothing(), rows)
 
 
 # -- queues, members and their lines -----------------------------------------------------------------------------
@@ -207,6 +235,12 @@ def _queues(
                 "fallback_queue_id": ids[policy.queue] if policy.queue else None,
                 "default_agent_id": policy.agent_id,
             }
+            if Flag.SKIPS in stages:
+                quiet = configured.quiet_hours
+                values |= {
+                    "quiet_hours": None if quiet is None else stored.quiet_json(quiet),
+                    "skip_policy": {skip.value: cost.value for skip, cost in configured.skip_policy.items()},
+                }
         conn.execute(sa.update(t.queues).where(q.tenant_id == tenant_id, q.queue_id == queue_id).values(**values))
         members = configured.members if configured is not None else ()
         set_members(conn, tenant_id, queue_id, members, stages=stages, flags=flags, actor=actor, now=now)

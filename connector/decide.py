@@ -215,6 +215,7 @@ class Decider:
                     )
                     return
                 saving.end_assignment(conn, tenant.tenant_id, lead_id, Role.OWNER, state="void", now=now)
+                work.want_if_held(conn, tenant.tenant_id)  # it may have been what filled a cap
                 saving.set_standing(
                     conn,
                     tenant.tenant_id,

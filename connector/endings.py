@@ -135,6 +135,7 @@ def supersede(runtime: Runtime, job: Job, owner_ref: str | None, *, sent: bool) 
                 "another router is assigning: the owners of this agent's last leads were set by something else first; "
                 "switch the CRM's own lead routing off",
             )
+        work.want_if_held(conn, tenant_id)  # it may have been what filled a cap
         inbox.wake_events_of(conn, tenant_id, row.lead_id)
     runtime.wake(tenant_id)
 
@@ -169,6 +170,7 @@ def refuse(runtime: Runtime, job: Job, *, sent: bool) -> None:
         inbox.enqueue(conn, tenant_id, "again", [(job.lead_ref, row.lead_id)])
         # Soon, not at once: the reading that lets them back in must be later than the refusal.
         work.want(conn, tenant_id, "agents", within=5.0)
+        work.want_if_held(conn, tenant_id)  # it may have been what filled a cap
         inbox.wake_events_of(conn, tenant_id, row.lead_id)
     runtime.wake(tenant_id)
 
@@ -193,6 +195,7 @@ def gone(runtime: Runtime, job: Job, *, sent: bool) -> None:
             agent_id=None,
             queue_id=None,
         )
+        work.want_if_held(conn, tenant_id)  # it may have been what filled a cap
         inbox.wake_events_of(conn, tenant_id, row.lead_id)
     runtime.wake(tenant_id)
 

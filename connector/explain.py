@@ -279,7 +279,7 @@ def _members(
 ) -> list[Json]:
     """Everybody of the queue as the decision saw them: who took it, who could not and why, who stood further back."""
     away = {one["agent"]: one for one in path.get("unavailable", ())}
-    passed = list(path.get("passed_over", ()))
+    passed, lost = list(path.get("passed_over", ())), set(path.get("lost", ()))
     taker = str(row.agent_id) if str(row.queue_id) == path["queue"] and row.agent_id and "why" not in path else None
     others = _members_at(conn, tenant_id, UUID(path["queue"]), turn, row.decision_id) if turn is not None else []
     order = dict.fromkeys([*passed, *([taker] if taker else []), *away, *others])
@@ -291,6 +291,7 @@ def _members(
             "detail": away[one]["detail"] if one in away else None,
             "remedy": skip_remedy(away[one]["skip"]) if one in away else None,
             "passed_over": one in passed,
+            "lost_turn": one in lost,
         }
         for one in order
     ]

@@ -16,10 +16,17 @@ from connector.migrate import STAGES
 from connector.runtime import Runtime
 from routing import saving, store
 from routing import tables as t
+from routing.ledger import Kind
 from routing.model import Flag
 
 #: What must be on before: the stages build on each other. Write-back stands apart.
-NEEDS = {Flag.ROTATION: Flag.RULES, Flag.WEIGHTS: Flag.ROTATION, Flag.SKIPS: Flag.WEIGHTS, Flag.HOUSEHOLDS: Flag.RULES}
+NEEDS = {
+    Flag.ROTATION: Flag.RULES,
+    Flag.WEIGHTS: Flag.ROTATION,
+    Flag.SKIPS: Flag.WEIGHTS,
+    Flag.HOUSEHOLDS: Flag.RULES,
+    Flag.CAPACITY: Flag.SKIPS,
+}
 
 
 def start_flags(conn: sa.Connection, tenant_id: UUID, stages: frozenset[Flag]) -> None:
@@ -67,7 +74,7 @@ def switch(runtime: Runtime, tenant_id: UUID, flag: Flag, mode: str, actor: str)
                 )
         old = frozenset(f for f, m in before.items() if m == "on")
         new = old | {flag} if mode == "on" else old - {flag}
-        if flag is Flag.WEIGHTS or (flag is Flag.ROTATION and mode == "on"):
+        if flag is Flag.WEIGHTS or (flag, mode) in ((Flag.ROTATION, "on"), (Flag.SKIPS, "off")):
             _carry_lines(conn, tenant_id, old, new, actor, now)
         row = insert(t.flags).values(tenant_id=tenant_id, flag=flag.value, mode=mode, changed_by=actor, changed_at=now)
         conn.execute(
@@ -92,9 +99,10 @@ def _carry_lines(
     actor: str,
     now: datetime,
 ) -> None:
-    """Bring every line over a change of the rotation or weights flag.
+    """Bring every line over a change of the rotation, weights or skips flag.
 
-    A line that has begun goes on where it stands: members who came and went meanwhile moved it by ledger entries.
+    A line that has begun goes on where it stands: members who came and went meanwhile moved it by ledger entries. Who
+    is away under the policy `average` counts as back once skips are off, because nobody looks for them any more.
     """
     q, m = t.queues.c, t.members.c
     ids = list(conn.execute(sa.select(q.queue_id).where(q.tenant_id == tenant_id)).scalars())
@@ -112,6 +120,9 @@ def _carry_lines(
             for place in moves.line.places:
                 if weights[place.agent_id] != place.weight:
                     reweight(moves, place, weights[place.agent_id])
+            for place in moves.line.places:
+                if place.averaging and Flag.SKIPS not in new:
+                    moves.do(Kind.AVERAGE, "skips are off", agent=str(place.agent_id))
         elif Flag.ROTATION in new:
             start_line(moves, [(row.agent_id, row.rank, weights[row.agent_id]) for row in rows])
         if moves.drafts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -22,8 +23,9 @@ STAGES = {
     Flag.RULES: "0002_rules",
     Flag.ROTATION: "0003_rotation",
     Flag.WEIGHTS: "0004_weights",
-    Flag.SKIPS: "0005_skips",
-    Flag.HOUSEHOLDS: "0006_rules_more",
+    Flag.SKIPS: "0006_skips_more",
+    Flag.HOUSEHOLDS: "0007_households",
+    Flag.CAPACITY: "0008_capacity",
 }
 _LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
 _TRIES = 8
@@ -43,8 +45,10 @@ def head() -> str:
     return newest
 
 
-def _known(config: Config) -> set[str]:
-    return {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+@cache
+def _order() -> tuple[str, ...]:
+    """Every revision that this code knows, the first one first."""
+    return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
 
 
 def current(conn: sa.Connection) -> str | None:
@@ -57,11 +61,17 @@ def stages(conn: sa.Connection) -> frozenset[Flag]:
     revision = current(conn)
     if revision is None:
         return frozenset()
-    order = list(STAGES.values())
+    order = _order()
     if revision not in order:  # a newer Turnlock has migrated on; revisions only add, so all of ours are there
         return frozenset(STAGES)
     reached = order.index(revision)
     return frozenset(flag for flag, needed in STAGES.items() if order.index(needed) <= reached)
+
+
+def half_way(conn: sa.Connection) -> bool:
+    """Whether the schema has a part of a stage only: a tenant may have that stage on from before it grew."""
+    revision = current(conn)
+    return revision in _order() and revision not in STAGES.values()
 
 
 def migrate(
@@ -86,7 +96,7 @@ def migrate(
             before = current(conn)
             conn.commit()
             config = _config()
-            if before is not None and before not in _known(config):
+            if before is not None and before not in _order():
                 return before, before  # revisions only add: this code runs on what a newer one made
             config.attributes["connection"] = conn
             for left in reversed(range(tries)):

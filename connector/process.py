@@ -58,6 +58,8 @@ def open_runtime(settings: Settings, *, upgrade: bool, threads: int = 4) -> Iter
         with engine.connect() as conn:
             if migrate.current(conn) is None:
                 raise SettingsError("the database has no schema yet; run `turnlock migrate`")
+            if migrate.half_way(conn):
+                raise SettingsError("the schema stands in the middle of a stage; run `turnlock migrate`")
         runtime = Runtime(settings, engine)
         if embedded is not None:
             runtime.database_lost = _restarter(embedded)

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from adapters.base import Event, EventKind, Unreadable, WebhookRequest
-from connector import inbox
+from connector import inbox, work
 from connector.alarms import close_alarm
 from connector.database import new_id, unit
 from connector.endings import give_back
@@ -363,6 +363,7 @@ def give_up(runtime: Runtime, tenant: Tenant, outbox_id: UUID) -> Json:
         saving.set_standing(
             conn, tenant_id, row.lead_id, role, state="left", reason="given_up", now=now, agent_id=None, queue_id=None
         )
+        work.want_if_held(conn, tenant_id)  # it may have been what filled a cap
         inbox.wake_events_of(conn, tenant_id, row.lead_id)
         _close_write_alarm(conn, tenant_id, row.kind, row.reason)
         names = Names.load(conn, tenant_id)

@@ -23,12 +23,15 @@ from routing import saving, store
 from routing import tables as t
 from routing.decide import Bench, Case, Decision, Outcome, Plan, QueueState
 from routing.gate import Standing, Step, Verdict, gate
-from routing.model import Agent, Flag, Reason, Role
+from routing.model import Agent, Flag, Load, Reason, Role
 from routing.rules import Search
+from routing.skips import next_change, quiet_until
 
 # Behind an own write: woken by its end; this is only for the case that the wake is lost with a crash.
 BEHIND = timedelta(seconds=30)
 _FORCED = ("console", "replay")
+# Seconds after which the drain looks at a lead that was held, if nothing is known to change before.
+_LOOK_AGAIN = 15.0
 # Later than anything that is stored: what the unit at work has just decided.
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
@@ -80,6 +83,8 @@ class Unit:
         self._conn = conn
         self._now = now
         self._result = _Result()
+        # Whether an agent may hold one open lead less after this unit.
+        self._room = False
 
     def run(self, planned: Planned | None, more_queues: Collection[UUID], send_at_once: int) -> list[saving.Ordered]:
         """Decide and save; the writes that it ordered. Without `planned` the configuration is held still meanwhile.
@@ -109,7 +114,9 @@ class Unit:
             raise store.ConfigurationChanged
         self._planned, self._plan = planned, planned.plan
         self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests)
-        self._bench = Bench(self._plan, self._known.agents, self._known.queues, runtime.clock(self._now))
+        self._bench = Bench(
+            self._plan, self._known.agents, self._known.queues, runtime.clock(self._now), self._loads(locked)
+        )
         self._open_writes = {row.lead_id for row in self._known.roles.values() if row.open_write}
         for item in sorted(self._items, key=lambda i: self._known.waiting_since(i, self._now)):
             if item.role is Role.COLLABORATOR:
@@ -117,6 +124,16 @@ class Unit:
             else:
                 self._owner(item)
         return self._save(send_at_once)
+
+    def _loads(self, locked: Collection[UUID]) -> dict[UUID, Load]:
+        """What the members with caps have, counted once nobody else can give them a turn. No member, no lock."""
+        if Flag.CAPACITY not in self._plan.flags:
+            return {}
+        known = self._known
+        members = {place.agent_id for queue_id in locked for place in known.queues[queue_id].line.places}
+        capped = [known.agents[agent_id] for agent_id in members if known.agents[agent_id].caps is not None]
+        store.lock_counters(self._conn, self._tenant_id, {agent.agent_id for agent in capped})
+        return store.count_loads(self._conn, self._tenant_id, capped, self._runtime.clock(self._now))
 
     def _owner(self, item: Item) -> None:
         standing = self._known.roles.get((item.lead_id, Role.OWNER))
@@ -139,11 +156,14 @@ class Unit:
             self._result.again.append(event_id)
             return
         self._result.done.append((event_id, item.lead_id, verdict.cause or verdict.step.value))
+        if verdict.step is Step.ECHO and (item.lead.stage or "").lower() in self._plan.closed_stages:
+            self._room = True
         if verdict.step is not Step.DECIDE:
             self._remember(item, standing, verdict)
             return
         if standing is not None and standing.state == "assigned":
             self._end_assignment(item, "released")
+            self._bench.freed(standing.agent_id)
         case = Case(
             item.lead_id,
             item.lead,
@@ -186,7 +206,8 @@ class Unit:
             self._keep(item, before, decision, Verdict(Step.DECIDE, "owner_confirmed"))
 
     def _end_assignment(self, item: Item, state: str) -> None:
-        saving.end_assignment(self._conn, self._tenant_id, item.lead_id, Role.OWNER, state=state, now=self._now)
+        ended = saving.end_assignment(self._conn, self._tenant_id, item.lead_id, Role.OWNER, state=state, now=self._now)
+        self._room = self._room or ended is not None
 
     def _stand(self, item: Item, **values: Any) -> None:
         saving.set_standing(self._conn, self._tenant_id, item.lead_id, Role.OWNER, now=self._now, **values)
@@ -258,16 +279,32 @@ class Unit:
         return ordered
 
     def _tell_of_held(self) -> None:
-        for item in self._result.decided:
-            d = item.decision
-            if d.outcome is not Outcome.HELD or d.reason is None:
+        if self._room and Flag.CAPACITY in self._plan.flags:
+            work.want_if_held(self._conn, self._tenant_id)
+        held = [item.decision for item in self._result.decided if item.decision.outcome is Outcome.HELD]
+        reasons = {d.reason for d in held}
+        if held:
+            within = 0.0 if Reason.BEHIND_HELD in reasons else self._looked_at_again()
+            work.want(self._conn, self._tenant_id, "held", within=within)
+        for d in held:
+            if d.reason is None or d.reason in (Reason.BEHIND_HELD, Reason.QUIET_HOURS):
                 continue
-            behind = d.reason is Reason.BEHIND_HELD
-            work.want(self._conn, self._tenant_id, "held", within=0.0 if behind else 15.0)
-            if not behind:
-                subject = self._plan.queue_names.get(d.queue_id, "no queue") if d.queue_id else "no queue"
-                text = f"leads are held ({d.reason.value}): {d.reason.remedy}"
-                open_alarm(self._conn, self._tenant_id, "leads_held", subject, text)
+            subject = self._plan.queue_names.get(d.queue_id, "no queue") if d.queue_id else "no queue"
+            text = f"leads are held ({d.reason.value}): {d.reason.remedy}"
+            open_alarm(self._conn, self._tenant_id, "leads_held", subject, text)
+
+    def _looked_at_again(self) -> float:
+        """Seconds until the drain is to look for the first time: when the first of those whom this unit knows is back.
+
+        But soon, for it knows of all agents and queues, and then sleeps until the next of them is back; not at once,
+        for what was found under the locks a moment ago would be found again.
+        """
+        bench = self._bench
+        backs = [next_change(agent, bench.now, bench.loads.get(agent.agent_id)) for agent in bench.agents.values()]
+        quiet = [quiet_until(queue.quiet, bench.now) for queue in bench.queues.values()]
+        coming = [*backs, *(found[0] for found in quiet if found)]
+        ahead = [(back - bench.now).total_seconds() for back in coming if back is not None and back > bench.now]
+        return min([*ahead, _LOOK_AGAIN])
 
 
 @dataclass(slots=True)

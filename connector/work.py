@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from connector.alive import free
 from connector.tables import breakers, chores, events
-from routing.tables import outbox, tenants
+from routing.tables import lead_roles, outbox, tenants
 
 # Longer than the hard deadline of the work: a decider reads from the CRM in one call per batch (10 s each) and waits
 # for locks at most 2 s a try; a sender makes at most four calls. A live worker is never overtaken.
@@ -244,6 +244,14 @@ def want(conn: sa.Connection, tenant_id: UUID, kind: str, *, within: float = 0.0
             set_={"wanted": chores.c.wanted + 1, "due_at": sa.func.least(chores.c.due_at, new.excluded.due_at)},
         )
     )
+
+
+def want_if_held(conn: sa.Connection, tenant_id: UUID) -> None:
+    """Wake the drain if any lead waits: without one nobody is told, and units do not meet at the chore's row."""
+    s = lead_roles.c
+    waits = sa.exists().where(s.tenant_id == tenant_id, s.state == "held")
+    if conn.execute(sa.select(waits)).scalar_one():
+        want(conn, tenant_id, "held")
 
 
 def claim_chore(

@@ -34,6 +34,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from routing.clocks import known_zone
 from routing.fields import (
     FIELDS,
     FLAGS,
@@ -51,7 +52,6 @@ from routing.fields import (
     shown,
 )
 from routing.places import KM_PER_MILE, MAX_KM, MAX_POINTS, Area, Circle, Point, point_of, polygon
-from routing.skips import known_zone
 from routing.verdicts import MAX_WHY, Codes, Condition, Group, Node, Operand, Test, Verdict, Why, matcher
 
 __all__ = [

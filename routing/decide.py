@@ -15,11 +15,24 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
-from routing import ledger, rotation
-from routing.model import Agent, Flag, Lead, Reason, Role, Skip, Target, TargetKind, WhenNobody
+from routing import caps, ledger, rotation
+from routing.model import (
+    Agent,
+    Flag,
+    Lead,
+    Load,
+    Quiet,
+    Reason,
+    Role,
+    Skip,
+    SkipPolicy,
+    Target,
+    TargetKind,
+    WhenNobody,
+)
 from routing.rotation import Line, Pick
 from routing.rules import RuleSet, Search
-from routing.skips import Unavailable, unavailable
+from routing.skips import Unavailable, absent, hindered, quiet_until
 
 
 class Outcome(StrEnum):
@@ -33,7 +46,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """A queue as read under its lock. ``held`` says that older leads wait in it; ranks below ``next_rank`` are used."""
+    """A queue as read under its lock. ``held`` says that older leads wait in it; ranks below ``next_rank`` are used.
+
+    ``policies`` says what an absence costs, by its reason; a reason that is not in it costs nothing.
+    """
 
     queue_id: UUID
     name: str
@@ -43,13 +59,20 @@ class QueueState:
     default_agent_id: UUID | None = None
     held: bool = False
     next_rank: int = 0
+    quiet: Quiet | None = None
+    policies: Mapping[Skip, SkipPolicy] = field(default_factory=dict)
+
+    def under(self, policy: SkipPolicy, away: Iterable[Unavailable]) -> frozenset[UUID]:
+        """Those of `away` whose absence falls under `policy` here."""
+        return frozenset(out.agent_id for out in away if self.policies.get(out.skip) is policy)
 
 
 @dataclass(frozen=True)
 class Plan:
     """What routing needs to know of a tenant's configuration, at one version of it.
 
-    ``target_agents`` are the agents whom rules name directly.
+    ``target_agents`` are the agents whom rules name directly, ``closed_stages`` the stages (in lower case) in which a
+    lead no longer counts as open.
     """
 
     config_version: int
@@ -58,6 +81,7 @@ class Plan:
     default_queue_id: UUID | None
     queue_names: Mapping[UUID, str]
     target_agents: frozenset[UUID] = frozenset()
+    closed_stages: frozenset[str] = frozenset()
 
     @cached_property
     def households(self) -> bool:
@@ -124,10 +148,18 @@ class NeedQueues(Exception):
 
 
 class Bench:
-    """Decides the cases of one unit in order, moving the lines of its locked queues in memory."""
+    """Decides the cases of one unit in order, moving the lines of its locked queues in memory.
+
+    `loads` is what the members with caps have, read under their counters' locks; every assignment of the unit adds.
+    """
 
     def __init__(
-        self, plan: Plan, agents: Mapping[UUID, Agent], queues: Mapping[UUID, QueueState], now: datetime
+        self,
+        plan: Plan,
+        agents: Mapping[UUID, Agent],
+        queues: Mapping[UUID, QueueState],
+        now: datetime,
+        loads: Mapping[UUID, Load] | None = None,
     ) -> None:
         self.plan = plan
         self.agents = agents
@@ -135,12 +167,20 @@ class Bench:
         self.now = now
         self.lines = {queue_id: q.line for queue_id, q in queues.items()}
         self.held = {queue_id for queue_id, q in queues.items() if q.held}
-        # Why members cannot take a lead at `now`, by (agent, weight, on the lead, declined it): the same for all cases.
-        self.away: dict[tuple[UUID, int, bool, bool], Unavailable | None] = {}
+        self.loads = dict(loads or {})
+        self.absent: dict[UUID, Unavailable | None] = {}  # what is the same for all leads is found out once
 
     def decide(self, case: Case) -> Decision:
         """Decide `case`. Raises :class:`NeedQueues`; then nothing that this bench did may be kept."""
-        return _Attempt(self, case).run()
+        decision = _Attempt(self, case).run()
+        if decision.agent_id in self.loads:
+            self.loads[decision.agent_id] = caps.more(self.loads[decision.agent_id])
+        return decision
+
+    def freed(self, agent_id: UUID | None) -> None:
+        """An assignment of `agent_id` ended in this unit: the lead is not open any more."""
+        if agent_id in self.loads:
+            self.loads[agent_id] = caps.fewer_open(self.loads[agent_id])
 
 
 class _Attempt:
@@ -246,26 +286,26 @@ class _Attempt:
         if agent is None:
             self.paths.append({"agent": str(agent_id), "why": Reason.TARGET_MISSING.value})
             return None, Reason.TARGET_MISSING
-        away = self._away(agent, 1)
+        away = self._away(agent, 1)  # caps count what is named directly, and do not stop it
         if away is not None:
             self.paths.append({"agent": str(agent_id), "why": away.skip.value, "detail": away.detail})
             return None, Reason.TARGET_AWAY
         return self._assigned(how, agent_id), Reason.TARGET_AWAY
 
-    def _away(self, agent: Agent, weight: int) -> Unavailable | None:
-        case, known = self.case, self.bench.away
-        key = agent.agent_id, weight, agent.agent_id in case.holders, agent.agent_id in case.declined
-        if key not in known:
-            known[key] = unavailable(
-                agent,
-                weight,
-                self.bench.now,
-                case.holders,
-                declined=case.declined,
-                skips=Flag.SKIPS in self.flags,
-                weights=Flag.WEIGHTS in self.flags,
-            )
-        return known[key]
+    def _away(self, agent: Agent, weight: int, load: Load | None = None) -> Unavailable | None:
+        bench, skips = self.bench, Flag.SKIPS in self.flags
+        if agent.agent_id not in bench.absent:
+            bench.absent[agent.agent_id] = absent(agent, bench.now, skips=skips)
+        return bench.absent[agent.agent_id] or hindered(
+            agent,
+            weight,
+            bench.now,
+            self.case.holders,
+            declined=self.case.declined,
+            load=load,
+            skips=skips,
+            weights=Flag.WEIGHTS in self.flags,
+        )
 
     def _queue(self, queue_id: UUID) -> Decision | None:
         """The rotation's answer, or None when nobody of the queue is available."""
@@ -273,12 +313,19 @@ class _Attempt:
         queue = bench.queues.get(queue_id)
         if queue is None:
             raise NeedQueues([queue_id])
+        quiet = quiet_until(queue.quiet, bench.now)
+        if quiet is not None:
+            why = Reason.QUIET_HOURS
+            self.paths.append({"queue": str(queue_id), "why": why.value, "detail": quiet[1]})
+            return self._end(Outcome.HELD, why, queue_id=queue_id)
         if queue_id in bench.held and self.case.role is Role.OWNER and not self.case.was_held:
             # Older leads wait here. The drain decides all in order, so that nobody overtakes.
             return self._end(Outcome.HELD, Reason.BEHIND_HELD, queue_id=queue_id)
         line = bench.lines[queue_id]
         away = [
-            out for place in line.places if (out := self._away(bench.agents[place.agent_id], place.weight)) is not None
+            out
+            for p in line.places
+            if (out := self._away(bench.agents[p.agent_id], p.weight, bench.loads.get(p.agent_id))) is not None
         ]
         gone = {out.agent_id for out in away}
         available = [p.agent_id for p in line.places if p.agent_id not in gone]
@@ -294,14 +341,17 @@ class _Attempt:
             first = rotation.first_by_rank(line.places, available)
             assert first is not None  # noqa: S101 - somebody is available
             return self._assigned("rank", first, queue_id=queue_id)
-        pick, after = rotation.pick(line, available)
+        lose, average = queue.under(SkipPolicy.LOSE_TURN, away), queue.under(SkipPolicy.AVERAGE, away)
+        pick, after = rotation.pick(line, available, lose, average)
         if pick is None:
             path["why"] = Reason.NOBODY_AVAILABLE.value
             return None
         bench.lines[queue_id] = after
         path["position"] = [line.position, after.position]
         path["passed_over"] = [str(a) for a in pick.passed_over]
-        turn = ledger.turn_data(pick, after, gone)
+        if pick.lost:
+            path["lost"] = [str(a) for a in pick.lost]
+        turn = ledger.turn_data(pick, after, gone, lose, average)
         return self._assigned(pick.how.value, pick.agent_id, queue_id=queue_id, pick=pick, turn=turn)
 
     def _when_nobody(self, queue_id: UUID) -> Decision:

@@ -27,7 +27,7 @@ class Kind(StrEnum):
     """What an entry did to the line. The list is closed; the keys of its inputs are named beside each kind."""
 
     CHECKPOINT = "checkpoint"  # none: the data is the whole line, from which a replay can start
-    TURN = "turn"  # unavailable, lose_turn
+    TURN = "turn"  # unavailable, lose_turn; average where somebody is away under that policy
     JOIN = "join"  # agent, rank, weight
     LEAVE = "leave"  # agent
     REWEIGHT = "reweight"  # agent, weight; rank where the weight was 0
@@ -125,6 +125,7 @@ def checkpoint(line: Line) -> Data:
                 "tag": str(place.tag),
                 "last": place.last,
             }
+            | ({"averaging": True} if place.averaging else {})
             for place in line.places
         ],
         "owed": [{"owed": str(row.owed_id), "agent": str(row.agent_id), "kind": row.kind.value} for row in line.owed],
@@ -143,6 +144,7 @@ def line_of(data: Mapping[str, Any]) -> Line:
                 weight=_whole(place["weight"]),
                 tag=int(place["tag"]),
                 last=_whole(place["last"]),
+                averaging=place.get("averaging") is True,
             )
             for place in data["places"]
         ),
@@ -159,13 +161,19 @@ def _whole(value: Any) -> int:
 # -- carrying out ---------------------------------------------------------------------------------------------
 
 
-def turn_data(picked: Pick, after: Line, unavailable: Collection[UUID], lose_turn: Collection[UUID] = ()) -> Data:
+def turn_data(
+    picked: Pick,
+    after: Line,
+    unavailable: Collection[UUID],
+    lose_turn: Collection[UUID] = (),
+    average: Collection[UUID] = (),
+) -> Data:
     """Data of the ``turn`` entry for `picked`, which led to `after`.
 
     `unavailable` is the whole set of members who could not take the lead, not only those passed over: the floor and
-    the shares depend on it. `lose_turn` are those among them whose absence costs them their turn.
+    the shares depend on it. `lose_turn` and `average` are those among them whose absence falls under that policy.
     """
-    return {
+    data: Data = {
         "turn": picked.turn,
         "agent": str(picked.agent_id),
         "how": picked.how.value,
@@ -177,6 +185,8 @@ def turn_data(picked: Pick, after: Line, unavailable: Collection[UUID], lose_tur
         "unavailable": sorted(str(agent_id) for agent_id in unavailable),
         "lose_turn": sorted(str(agent_id) for agent_id in lose_turn),
     }
+    # Only where there is one: an entry of a time before this policy must be made again exactly as it is.
+    return data | ({"average": sorted(str(agent_id) for agent_id in average)} if average else {})
 
 
 def carry_out(line: Line, kind: Kind, given: Mapping[str, Any]) -> tuple[Line, Data]:
@@ -228,13 +238,14 @@ def carry_out(line: Line, kind: Kind, given: Mapping[str, Any]) -> tuple[Line, D
 def _turn(line: Line, given: Mapping[str, Any]) -> tuple[Line, Data]:
     unavailable = {UUID(agent) for agent in given["unavailable"]}
     lose_turn = {UUID(agent) for agent in given.get("lose_turn", ())}
+    average = {UUID(agent) for agent in given.get("average", ())}
     members = {place.agent_id for place in line.places}
-    if not lose_turn <= unavailable <= members:
-        raise MoveRefused("unavailable must name members only, and lose_turn only unavailable ones")
-    picked, after = rotation.pick(line, members - unavailable, lose_turn)
+    if not lose_turn | average <= unavailable <= members:
+        raise MoveRefused("unavailable must name members only, and lose_turn and average only unavailable ones")
+    picked, after = rotation.pick(line, members - unavailable, lose_turn, average)
     if picked is None:
         raise MoveRefused("nobody was available, so no turn can have been taken")
-    return after, turn_data(picked, after, unavailable, lose_turn)
+    return after, turn_data(picked, after, unavailable, lose_turn, average)
 
 
 def _void(line: Line, given: Mapping[str, Any]) -> tuple[Line, Data]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
@@ -113,8 +113,57 @@ class Hours:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """A span in which an agent does not work, as wall times of their zone: ``start`` included, ``end`` not."""
+
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Holidays:
+    """Whose public holidays an agent keeps (ISO 3166 country and a region of it), and extra days with their names."""
+
+    country: str | None = None
+    region: str | None = None
+    extra: Mapping[date, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """How many leads an agent may get per hour, day and week on the clock of ``zone``, and hold open; None: no cap."""
+
+    hour: int | None = None
+    day: int | None = None
+    week: int | None = None
+    open: int | None = None
+    zone: str = "UTC"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an agent got in the present hour, day and week, and how many leads they hold that are not closed."""
+
+    hour: int = 0
+    day: int = 0
+    week: int = 0
+    open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """When a queue holds its leads: a weekly timetable on the clock of ``zone``."""
+
+    hours: Hours
+    zone: str
+
+
+@dataclass(frozen=True, slots=True)
 class Agent:
-    """Who may receive a lead, as Turnlock knows them now."""
+    """Who may receive a lead, as Turnlock knows them now.
+
+    ``paused_until`` ends the admin's pause by itself; None: it lasts until somebody ends it.
+    """
 
     agent_id: UUID
     ref: str
@@ -123,8 +172,12 @@ class Agent:
     refused: bool = False
     paused_by_crm: bool = False
     paused_by_admin: bool = False
+    paused_until: datetime | None = None
     zone: str = "UTC"
     hours: Hours | None = None
+    leave: tuple[Leave, ...] = ()
+    holidays: Holidays | None = None
+    caps: Caps | None = None
 
 
 class Skip(StrEnum):
@@ -132,9 +185,9 @@ class Skip(StrEnum):
 
     DEACTIVATED = "deactivated"
     PAUSED = "paused"
-    OFF_HOURS = "off_hours"
-    HOLIDAY = "holiday"
     LEAVE = "leave"
+    HOLIDAY = "holiday"
+    OFF_HOURS = "off_hours"
     AT_CAP = "at_cap"
     ALREADY_ON_LEAD = "already_on_lead"
     DECLINED = "declined"
@@ -150,9 +203,9 @@ _SKIP_REMEDIES: Mapping[Skip, str] = MappingProxyType(
     {
         Skip.DEACTIVATED: "activate the agent in the CRM and run `turnlock agents sync`",
         Skip.PAUSED: "resume the agent: `turnlock resume` for an admin's pause, the CRM's own switch for the CRM's",
-        Skip.OFF_HOURS: "wait for the agent's working hours, or widen them in the configuration",
-        Skip.HOLIDAY: "wait for the next working day, or remove the holiday calendar from the agent",
         Skip.LEAVE: "wait for the end of the leave, or shorten it in the configuration",
+        Skip.HOLIDAY: "wait for the next working day, or remove the holiday calendar from the agent",
+        Skip.OFF_HOURS: "wait for the agent's working hours, or widen them in the configuration",
         Skip.AT_CAP: "raise the cap, or wait until it resets or leads are closed",
         Skip.ALREADY_ON_LEAD: "nothing: this agent already holds this lead in another role",
         Skip.DECLINED: "nothing: this agent gave this lead back",
@@ -161,12 +214,21 @@ _SKIP_REMEDIES: Mapping[Skip, str] = MappingProxyType(
 )
 
 
+class SkipPolicy(StrEnum):
+    """What an absence costs in a queue: nothing; the turn it would have been; the place ahead of the others."""
+
+    KEEP_PLACE = "keep_place"
+    LOSE_TURN = "lose_turn"
+    AVERAGE = "average"
+
+
 class Reason(StrEnum):
     """Why a lead has no agent from Turnlock. The list is closed; each value has its remedy."""
 
     NOBODY_AVAILABLE = "nobody_available"
     QUEUE_EMPTY = "queue_empty"
     BEHIND_HELD = "behind_held"
+    QUIET_HOURS = "quiet_hours"
     NO_RULE = "no_rule"
     LEFT_BY_RULE = "left_by_rule"
     LEFT_BY_QUEUE = "left_by_queue"
@@ -189,6 +251,7 @@ _REASON_REMEDIES: Mapping[Reason, str] = MappingProxyType(
         Reason.NOBODY_AVAILABLE: "make a member available; the lead is then decided again by itself",
         Reason.QUEUE_EMPTY: "add members to the queue; the lead is then decided again by itself",
         Reason.BEHIND_HELD: "older leads of this queue wait too; make a member available and all are decided in order",
+        Reason.QUIET_HOURS: "nothing: the queue holds its leads in these hours; they are decided when the hours end",
         Reason.NO_RULE: "add a rule that matches, or name a default queue",
         Reason.LEFT_BY_RULE: "nothing: a rule says to leave this lead alone; change the rule to route it",
         Reason.LEFT_BY_QUEUE: "the queue leaves leads unassigned when nobody is free; change its policy or members",
@@ -254,3 +317,4 @@ class Flag(StrEnum):
     WEIGHTS = "weights"
     SKIPS = "skips"
     HOUSEHOLDS = "households"
+    CAPACITY = "capacity"

@@ -55,7 +55,8 @@ class Place:
     goes to the back gets a new one. ``weight`` is 0 to 100, as it counts *now* (1 for everyone while the weights flag
     is off). ``tag`` is how far the member has been served, in units of :data:`UNIT` per turn at weight 1;
     :func:`reweight` can make it negative. ``last`` is the turn that served them last, or the position at which they
-    went to the back.
+    went to the back. ``averaging`` marks a member who was away at the last turn under the policy ``average``: when
+    they are back, their absence earns them no place ahead of the floor.
     """
 
     agent_id: UUID
@@ -63,6 +64,7 @@ class Place:
     weight: int
     tag: int = 0
     last: int = 0
+    averaging: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +167,29 @@ def _first(contenders: Collection[Place], floor: int) -> Place:
 # -- taking a turn --------------------------------------------------------------------------------------------
 
 
-def pick(line: Line, available: Collection[UUID], lose_turn: Collection[UUID] = ()) -> tuple[Pick | None, Line]:
+def pick(
+    line: Line, available: Collection[UUID], lose_turn: Collection[UUID] = (), average: Collection[UUID] = ()
+) -> tuple[Pick | None, Line]:
     """Serve one lead: who gets it, and the line after it.
 
     `available` are the agents who may take this lead; members of weight 0 and strangers in it are ignored.
-    `lose_turn` are unavailable members whose queue says that absence costs them their turn; all other unavailable
-    members keep theirs. With nobody available the answer is None and the same line: no turn is consumed.
+    `lose_turn` are unavailable members whose queue says that absence costs them their turn, `average` those who come
+    back at the floor; all other unavailable members keep their place. With nobody available the answer is None and the
+    same line: no turn is consumed.
     """
     free = frozenset(available)
     if not any(place.weight and place.agent_id in free for place in line.places):
         return None, line
+    for place in line.places:
+        if place.averaging and place.agent_id in free:
+            line = returned_average(line, place.agent_id)
+    picked, after = _serve(line, free, lose_turn)
+    away = frozenset(average) - free
+    marked = tuple(replace(p, averaging=True) if p.agent_id in away else p for p in after.places)
+    return picked, replace(after, places=marked) if away else after
+
+
+def _serve(line: Line, free: frozenset[UUID], lose_turn: Collection[UUID]) -> tuple[Pick, Line]:
     losing = frozenset(lose_turn)
     contenders = {
         place.agent_id: place
@@ -249,11 +264,17 @@ def _charge(line: Line, contenders: dict[UUID, Place], winner: Place) -> Line:
     )
 
 
-def next_up(line: Line, available: Collection[UUID], count: int, lose_turn: Collection[UUID] = ()) -> list[Pick]:
+def next_up(
+    line: Line,
+    available: Collection[UUID],
+    count: int,
+    lose_turn: Collection[UUID] = (),
+    average: Collection[UUID] = (),
+) -> list[Pick]:
     """The next `count` picks if nothing changes: the preview runs the real thing. Empty when nobody is available."""
     picks: list[Pick] = []
     for _ in range(count):
-        picked, line = pick(line, available, lose_turn)
+        picked, line = pick(line, available, lose_turn, average)
         if picked is None:
             break
         picks.append(picked)
@@ -427,7 +448,7 @@ def debit(line: Line, agent_id: UUID) -> Line:
 def returned_average(line: Line, agent_id: UUID) -> Line:
     """A member is back in a queue whose policy is ``average``: their absence earns them no place ahead of the floor."""
     place = place_of(line, agent_id)
-    return _changed(line, replace(place, tag=_start(place, line.floor)))
+    return _changed(line, replace(place, tag=_start(place, line.floor), averaging=False))
 
 
 def owe(line: Line, owed_id: UUID, agent_id: UUID) -> Line:

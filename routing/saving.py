@@ -160,6 +160,15 @@ def _move_places(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line
             if p != was.get(p.agent_id)
         ],
     )
+    # Rare, and a column of the stage `skips`: not named unless it changes.
+    marked = [p for p in line.places if p.agent_id in was and p.averaging is not was[p.agent_id].averaging]
+    bulk.update(
+        conn,
+        t.members,
+        tenant_id,
+        ("queue_id", "agent_id"),
+        [{"queue_id": queue_id, "agent_id": p.agent_id, "averaging": p.averaging} for p in marked],
+    )
 
 
 def _move_owed(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line, line: Line, seq: int) -> None:

@@ -1,8 +1,7 @@
 """Who cannot take a lead now, and why: one reason of the closed list in words that say what would change it.
 
-Working hours are wall-clock time in the agent's own zone. The instant `now` is converted to that zone and its weekday
-and minute are compared with the timetable; no local time is ever built from a timetable, so nothing is scheduled at a
-time that does not exist or exists twice. What follows at a change of the clocks:
+Working hours and holidays are wall-clock time in the agent's own zone (see :mod:`routing.clocks`): the instant `now` is
+converted and compared with what the admin wrote. What follows at a change of the clocks:
 
 - An opening inside the skipped hour opens with the first minute that exists after it; an interval that lies wholly
   inside does not happen on that day.
@@ -14,23 +13,27 @@ from __future__ import annotations
 
 import difflib
 import re
-import zoneinfo
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, time, timedelta
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
+from routing import caps
+from routing.absence import holiday_on, leave_ends
+from routing.clocks import changes, first_instant, instants, known_zone, next_instant, shown, wall
 from routing.fields import DAYS, ConfigurationProblems, Problem
-from routing.model import Agent, Hours, Skip
+from routing.model import Agent, Hours, Load, Quiet, Skip
 
 _DAY = 24 * 60
 _WEEK = 7 * _DAY
 _INTERVAL = re.compile(r"\s*([0-9]{1,2}):([0-9]{2})\s*[-–]\s*([0-9]{1,2}):([0-9]{2})\s*")
-# Files of a zone directory that are no place: the machine's own zone, and placeholders.
-_NOT_ZONES = frozenset({"localtime", "posixrules", "Factory"})
+# An interval that a change of the clocks swallows comes again a week later.
+_FORTNIGHT = 15
+# So many absences in a row (a holiday, a leave, a closed day ...) are followed before giving up: years of them.
+_FOLLOWED = 500
 
 
 class HoursProblems(ConfigurationProblems):
@@ -44,21 +47,6 @@ class Unavailable:
     agent_id: UUID
     skip: Skip
     detail: str
-
-
-@lru_cache(maxsize=1)
-def _zone_names() -> frozenset[str]:
-    return frozenset(zoneinfo.available_timezones()) - _NOT_ZONES
-
-
-def known_zone(name: str) -> bool:
-    """Whether `name` is an IANA time zone of this installation, spelled exactly (``America/Chicago``)."""
-    return name in _zone_names()
-
-
-@lru_cache(maxsize=1024)  # zoneinfo itself keeps only the last 8, and a tenant may work in more
-def _zone(name: str) -> zoneinfo.ZoneInfo | None:
-    return zoneinfo.ZoneInfo(name) if known_zone(name) else None
 
 
 def parse_hours(raw: Mapping[str, Any], where: str = "hours") -> Hours:
@@ -152,13 +140,121 @@ def next_opening(hours: Hours, zone: str, now: datetime) -> str | None:
 @lru_cache(maxsize=256)  # asked for every member at one instant, and a queue works in few zones
 def _wall(zone: str, now: datetime) -> tuple[int, int]:
     """Weekday (0 = Monday) and minute of the day that the clocks of `zone` show at `now`."""
-    if now.utcoffset() is None:
-        raise ValueError("now has no time zone; pass an aware datetime")
-    known = _zone(zone)
-    if known is None:
-        raise ValueError("unknown time zone; use an IANA name such as America/Chicago")
-    local = now.astimezone(known)
+    local = wall(zone, now)
     return local.weekday(), local.hour * 60 + local.minute
+
+
+def _opens(hours: Hours, zone: str, after: datetime) -> datetime | None:
+    """The instant at which the timetable, closed at `after`, opens next; None when it does not."""
+    day = wall(zone, after).replace(hour=0, minute=0, second=0, microsecond=0)
+    for ahead in range(_FORTNIGHT + 1):
+        midnight = day + timedelta(days=ahead)
+        starts = [start for start, _ in hours.days.get(midnight.weekday(), ())]
+        found = [moment for start in starts for moment in instants(zone, midnight + timedelta(minutes=start))]
+        # The clocks may also be moved into an interval that began before.
+        ends = first_instant(zone, midnight + timedelta(days=1))
+        found += changes(zone, max(after, first_instant(zone, midnight)), ends)
+        opening = min((m for m in found if m > after and is_open(hours, zone, m)), default=None)
+        if opening is not None:
+            return opening
+    return None
+
+
+def _closes(hours: Hours, zone: str, after: datetime) -> datetime | None:
+    """The instant at which the timetable, open at `after`, closes next; None when it never does."""
+    closed: dict[int, tuple[tuple[int, int], ...]] = {}
+    for day in range(7):
+        ends = [0, *(edge for interval in hours.days.get(day, ()) for edge in interval), _DAY]
+        gaps = zip(ends[::2], ends[1::2], strict=True)
+        closed[day] = tuple((start, end) for start, end in gaps if start < end)
+    return _opens(Hours(closed), zone, after)
+
+
+def quiet_until(quiet: Quiet | None, now: datetime) -> tuple[datetime | None, str] | None:
+    """Whether a queue holds its leads at `now`: until when (None: always) and that in words. None when it does not.
+
+    A zone that nobody can read is no reason to hold a lead.
+    """
+    if quiet is None or not known_zone(quiet.zone) or not is_open(quiet.hours, quiet.zone, now):
+        return None
+    ends = _closes(quiet.hours, quiet.zone, now)
+    return ends, f"until {shown(quiet.zone, ends)}" if ends else "always; shorten the queue's quiet hours"
+
+
+# -- agents -----------------------------------------------------------------------------------------------------
+
+
+def paused(agent: Agent, now: datetime) -> bool:
+    """Whether the admin's pause lasts at `now`."""
+    return agent.paused_by_admin and (agent.paused_until is None or now < agent.paused_until)
+
+
+def _absence(agent: Agent, now: datetime) -> tuple[Skip, datetime | None, str] | None:
+    """Leave, holiday or closed hours at `now`: the reason, and of the first two the end and that in words.
+
+    When closed hours end is left to who needs it: a decision asks this of every member under the queue's lock.
+    """
+    if agent.hours is None and not agent.leave and agent.holidays is None:
+        return None
+    if not known_zone(agent.zone):
+        return Skip.OFF_HOURS, None, ""  # no lead goes to someone who may be off hours
+    ends = leave_ends(agent.leave, agent.zone, now) if agent.leave else None
+    if ends is not None:
+        return Skip.LEAVE, ends, f"on leave until {shown(agent.zone, ends)}"
+    if agent.holidays is not None:
+        day = wall(agent.zone, now).date()
+        holiday = holiday_on(agent.holidays, day)
+        if holiday is not None:
+            ends = next_instant(agent.zone, datetime.combine(day, time()) + timedelta(days=1), now)
+            return Skip.HOLIDAY, ends, f"{holiday}, until {shown(agent.zone, ends)}"
+    if agent.hours is not None and not is_open(agent.hours, agent.zone, now):
+        return Skip.OFF_HOURS, None, ""
+    return None
+
+
+def _back(agent: Agent, now: datetime) -> datetime | None:
+    """The first instant from `now` on without leave, holiday and closed hours; None when there is none to be seen."""
+    for _ in range(_FOLLOWED):
+        away = _absence(agent, now)
+        if away is None:
+            return now
+        ends = away[1]
+        if away[0] is Skip.OFF_HOURS and agent.hours is not None and known_zone(agent.zone):
+            ends = _opens(agent.hours, agent.zone, now)
+        if ends is None:
+            return None
+        now = ends
+    return None
+
+
+def next_change(agent: Agent, now: datetime, load: Load | None = None) -> datetime | None:
+    """The next instant, from `now` on, at which nothing that ends by time keeps leads from `agent`.
+
+    `now` itself when nothing does so now; None when time alone does not help (deactivated, paused without an end, no
+    working hours, the cap on open leads). `load` is what they got, if their caps are to count.
+    """
+    if not agent.active or agent.refused or agent.paused_by_crm or (paused(agent, now) and not agent.paused_until):
+        return None
+    room = now if load is None else caps.resets(agent, load, now)
+    if room is None:
+        return None
+    pause = agent.paused_until if paused(agent, now) else None
+    return _back(agent, max(room, pause or now))
+
+
+def _off_hours(agent: Agent, now: datetime) -> str:
+    """When an agent who is off hours works next, as the timetable has it; with the date when that is not the next."""
+    if not known_zone(agent.zone):
+        return "has working hours in an unknown time zone; give the agent an IANA zone"
+    assert agent.hours is not None  # noqa: S101 - off hours is said of a timetable only
+    plain = next_opening(agent.hours, agent.zone, now)
+    if plain is None:
+        return "has no working hours at all; add some in the configuration"
+    if agent.leave or agent.holidays is not None:
+        back = _back(agent, now)
+        if back is not None and back != _opens(agent.hours, agent.zone, now):
+            return f"opens {shown(agent.zone, back)}, after leave or holidays"
+    return f"opens {plain}"
 
 
 def unavailable(
@@ -168,19 +264,27 @@ def unavailable(
     on_lead: Collection[UUID],
     *,
     declined: Collection[UUID] = (),
+    load: Load | None = None,
     skips: bool,
     weights: bool,
 ) -> Unavailable | None:
     """Why `agent` cannot take a lead at `now`, or None when they can.
 
     `weight` is the member's in the queue (pass 1 for a direct target); `on_lead` are the agents who hold this lead
-    already, in any role, `declined` those who gave it back. `skips` and `weights` say whether these capabilities are
-    on: without `skips` only a deactivated agent is passed over, without `weights` a weight of 0 counts like any other.
-    Of several reasons the first is given, in the order of :class:`routing.model.Skip`. A `zone` that nobody can read
-    counts as off hours: no lead goes to someone who may be off hours.
+    already, in any role, `declined` those who gave it back. `load` is what the agent got, None where caps do not stop
+    a lead. `skips` and `weights` say whether these capabilities are on: without `skips` only a deactivated agent is
+    passed over (and one at a cap), without `weights` a weight of 0 counts like any other. Of several reasons the first
+    is given, in the order of :class:`routing.model.Skip`.
 
     Raises ValueError for a `now` without a time zone.
     """
+    return absent(agent, now, skips=skips) or hindered(
+        agent, weight, now, on_lead, declined=declined, load=load, skips=skips, weights=weights
+    )
+
+
+def absent(agent: Agent, now: datetime, *, skips: bool) -> Unavailable | None:
+    """The part of :func:`unavailable` that is the same for every lead and queue at `now`."""
     if now.utcoffset() is None:
         raise ValueError("now has no time zone; pass an aware datetime")
 
@@ -194,17 +298,35 @@ def unavailable(
     if agent.refused:
         fix = "activate the agent in the CRM, then `turnlock agents sync`"
         return because(Skip.DEACTIVATED, f"the CRM refused this agent as an owner; {fix}")
-    if skips and (agent.paused_by_admin or agent.paused_by_crm):
-        details = ["paused by the admin; `turnlock resume`"] if agent.paused_by_admin else []
+    if skips and (paused(agent, now) or agent.paused_by_crm):
+        until = f" until {shown(agent.zone, agent.paused_until)}" if agent.paused_until else ""
+        details = [f"paused by the admin{until}; `turnlock resume`"] if paused(agent, now) else []
         details += ["paused in the CRM; switch the agent on there"] if agent.paused_by_crm else []
         return because(Skip.PAUSED, ", and ".join(details))
-    if skips and agent.hours is not None:
-        if not known_zone(agent.zone):
-            return because(Skip.OFF_HOURS, "has working hours in an unknown time zone; give the agent an IANA zone")
-        if not is_open(agent.hours, agent.zone, now):
-            opening = next_opening(agent.hours, agent.zone, now)
-            detail = f"opens {opening}" if opening else "has no working hours at all; add some in the configuration"
-            return because(Skip.OFF_HOURS, detail)
+    away = _absence(agent, now) if skips else None
+    if away is not None:
+        return because(away[0], away[2] or _off_hours(agent, now))
+    return None
+
+
+def hindered(
+    agent: Agent,
+    weight: int,
+    now: datetime,
+    on_lead: Collection[UUID],
+    *,
+    declined: Collection[UUID] = (),
+    load: Load | None = None,
+    skips: bool,
+    weights: bool,
+) -> Unavailable | None:
+    """The part of :func:`unavailable` that depends on the lead, the queue and what the agent got up to now."""
+
+    def because(skip: Skip, detail: str) -> Unavailable:
+        return Unavailable(agent.agent_id, skip, detail)
+
+    if load is not None and agent.caps is not None and caps.reached(agent.caps, load):
+        return because(Skip.AT_CAP, caps.explained(agent.caps, load, now))
     if skips and agent.agent_id in on_lead:
         return because(Skip.ALREADY_ON_LEAD, "holds this lead already in another role; nothing to change")
     if skips and agent.agent_id in declined:

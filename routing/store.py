@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -16,12 +16,15 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from routing import caps, stored
 from routing import tables as t
 from routing.decide import Plan, QueueState
 from routing.model import (
     Agent,
+    Caps,
     Flag,
     Hours,
+    Load,
     Role,
     Rule,
     Target,
@@ -124,7 +127,10 @@ def load_plan(conn: sa.Connection, tenant: TenantRow) -> Plan:
         ):
             targets = tuple(Target(TargetKind(x["kind"]), UUID(x["id"]) if x.get("id") else None) for x in row.targets)
             rules.append(Rule(row.name, row.precedence, Role(row.role), row.condition, targets))
-    q = t.queues.c
+    q, c = t.queues.c, t.tenants.c
+    closed: list[str] = []
+    if Flag.CAPACITY in tenant.flags:
+        closed = conn.execute(sa.select(c.closed_stages).where(c.tenant_id == tenant.tenant_id)).scalar_one()
     names = conn.execute(sa.select(q.queue_id, q.name).where(q.tenant_id == tenant.tenant_id, q.active))
     return Plan(
         config_version=tenant.config_version,
@@ -135,10 +141,11 @@ def load_plan(conn: sa.Connection, tenant: TenantRow) -> Plan:
         target_agents=frozenset(
             x.id for rule in rules for x in rule.targets if x.kind is TargetKind.AGENT and x.id is not None
         ),
+        closed_stages=frozenset(closed),
     )
 
 
-# -- locks: leads, then identities, then queues; each class in one statement, ordered by key ------------------
+# -- locks: leads, then identities, then queues, then counters; each class in one statement, ordered by key ----
 
 
 def lock_leads(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> dict[UUID, int]:
@@ -195,6 +202,26 @@ def lock_queues(conn: sa.Connection, tenant_id: UUID, queue_ids: Collection[UUID
     return [row.queue_id for row in rows]
 
 
+def lock_counters(conn: sa.Connection, tenant_id: UUID, agent_ids: Collection[UUID]) -> None:
+    """Lock these agents' counters. Last in the lock order.
+
+    Protects: what an agent has under their caps, which span queues. Whoever decides in another queue that shares one
+    of these agents waits here, and counts only afterwards, in a further statement, what we assign. Waiting is right:
+    a decision is short, and lock_timeout bounds it. Raises LookupError when an agent has no row to lock.
+    """
+    if not agent_ids:
+        return
+    c = t.agent_counters.c
+    rows = conn.execute(
+        sa.select(c.agent_id)
+        .where(c.tenant_id == tenant_id, c.agent_id == sa.any_(sa.cast(sorted(agent_ids), sa.ARRAY(sa.Uuid))))
+        .order_by(c.agent_id)
+        .with_for_update(key_share=True)
+    ).all()
+    if len(rows) != len(set(agent_ids)):
+        raise LookupError("an agent with caps has no counter to lock; apply the configuration again")
+
+
 # -- reads under the locks -----------------------------------------------------------------------------------
 
 
@@ -245,7 +272,11 @@ def load_agents(
     columns: list[Any] = [a.agent_id, a.name, a.active, a.refused_at]
     if Flag.SKIPS in flags:
         zone = sa.func.coalesce(a.zone_by_admin, a.zone).label("zone")
-        columns += [a.paused_by_crm, a.paused_by_admin, zone, sa.cast(a.hours, sa.Text).label("hours")]
+        columns += [a.paused_by_crm, a.paused_by_admin, a.paused_until, zone, a.leave, a.holidays]
+        columns += [sa.cast(a.hours, sa.Text).label("hours")]
+    if Flag.CAPACITY in flags:
+        c = t.tenants.c
+        columns += [a.caps, sa.select(c.caps_zone).where(c.tenant_id == tenant_id).scalar_subquery().label("caps_zone")]
     query = (
         sa.select(*columns, r.ref)
         .join(t.agent_refs, (r.tenant_id == a.tenant_id) & (r.agent_id == a.agent_id))
@@ -258,9 +289,17 @@ def load_agents(
     for row in conn.execute(query):
         more: dict[str, Any] = {}
         if Flag.SKIPS in flags:
-            more = {"paused_by_crm": row.paused_by_crm, "paused_by_admin": row.paused_by_admin, "zone": row.zone}
-            if row.hours is not None:
-                more["hours"] = _hours(row.hours)
+            more = {
+                "paused_by_crm": row.paused_by_crm,
+                "paused_by_admin": row.paused_by_admin,
+                "paused_until": row.paused_until,
+                "zone": row.zone,
+                "hours": None if row.hours is None else _hours(row.hours),
+                "leave": stored.leave(row.leave or ()),
+                "holidays": None if row.holidays is None else stored.holidays(row.holidays),
+            }
+        if Flag.CAPACITY in flags and row.caps is not None:
+            more["caps"] = Caps(**row.caps, zone=row.caps_zone or more.get("zone") or "UTC")
         found[row.agent_id] = Agent(
             agent_id=row.agent_id,
             ref=row.ref,
@@ -270,6 +309,63 @@ def load_agents(
             **more,
         )
     return found
+
+
+#: How an assignment ends that its agent never really had: it counts under no cap.
+_NEVER_HAD = ("void", "refused", "superseded")
+
+
+def count_loads(conn: sa.Connection, tenant_id: UUID, agents: Collection[Agent], now: datetime) -> dict[UUID, Load]:
+    """What the agents with caps got in the windows around `now`, and hold open, over all queues and none.
+
+    Call with :func:`lock_counters` granted to decide by it. A lead is open while its assignment is active and the CRM,
+    when it was last read, showed it in none of the tenant's closed stages.
+    """
+    capped = {agent.agent_id: caps.windows(agent.caps, now) for agent in agents if agent.caps is not None}
+    if not capped:
+        return {}
+    a, f, c = t.assignments.c, t.lead_facts.c, t.tenants.c
+    columns: dict[str, tuple[list[Any], Any]] = {"agent_id": (list(capped), sa.Uuid)}
+    for name in caps.WINDOWS:
+        for at, edge in enumerate(("start", "end")):
+            columns[f"{name}_{edge}"] = ([spans[name][at] for spans in capped.values()], sa.DateTime(timezone=True))
+    given = sa.func.unnest(*(sa.cast(values, sa.ARRAY(kind)) for values, kind in columns.values()))
+    w = given.table_valued(*(sa.column(name, kind) for name, (_, kind) in columns.items())).render_derived("w")
+    within = [
+        sa.func.count().filter(a.assigned_at >= w.c[f"{name}_start"], a.assigned_at < w.c[f"{name}_end"]).label(name)
+        for name in caps.WINDOWS
+    ]
+    rows = conn.execute(
+        sa.select(w.c.agent_id, *within)
+        .join(t.assignments, a.agent_id == w.c.agent_id)
+        .where(
+            a.tenant_id == tenant_id,
+            a.state.not_in(_NEVER_HAD),
+            a.assigned_at >= sa.func.least(w.c.week_start, w.c.day_start, w.c.hour_start),
+        )
+        .group_by(w.c.agent_id)
+    )
+    loads = dict.fromkeys(capped, Load())
+    for row in rows:
+        loads[row.agent_id] = Load(row.hour, row.day, row.week)
+    closed = sa.select(c.closed_stages).where(c.tenant_id == tenant_id).scalar_subquery()
+    stage = sa.func.coalesce(sa.func.lower(f.facts["stage"].astext), "")
+    holding = [agent.agent_id for agent in agents if agent.caps is not None and agent.caps.open is not None]
+    if holding:
+        held = conn.execute(
+            sa.select(a.agent_id, sa.func.count(a.lead_id.distinct()).label("open"))
+            .outerjoin(t.lead_facts, (f.tenant_id == a.tenant_id) & (f.lead_id == a.lead_id))
+            .where(
+                a.tenant_id == tenant_id,
+                a.agent_id == sa.any_(sa.cast(holding, sa.ARRAY(sa.Uuid))),
+                a.state == "active",
+                sa.not_(closed.bool_op("?")(stage)),
+            )
+            .group_by(a.agent_id)
+        )
+        for row in held:
+            loads[row.agent_id] = replace(loads[row.agent_id], open=row.open)
+    return loads
 
 
 def load_queues(
@@ -282,9 +378,11 @@ def load_queues(
     q, m, o, lr = t.queues.c, t.members.c, t.owed_turns.c, t.lead_roles.c
     turning = Flag.ROTATION in flags
     weighted = Flag.WEIGHTS in flags
+    skipping = Flag.SKIPS in flags
     columns = [m.queue_id, m.agent_id, m.rank]
     columns += [m.tag, m.last_turn] if turning else []
     columns += [m.weight] if weighted else []
+    columns += [m.averaging] if skipping else []
     places: dict[UUID, list[Place]] = {queue_id: [] for queue_id in queue_ids}
     for row in conn.execute(
         sa.select(*columns).where(m.tenant_id == tenant_id, m.queue_id == sa.any_(wanted)).order_by(m.rank)
@@ -298,6 +396,7 @@ def load_queues(
                 weight=row.weight if weighted else 1,
                 tag=row.tag if turning else 0,
                 last=row.last_turn if turning else 0,
+                averaging=row.averaging if skipping else False,
             )
         )
     owed: dict[UUID, list[Owed]] = {}
@@ -313,6 +412,7 @@ def load_queues(
     holding = sa.exists().where(lr.tenant_id == q.tenant_id, lr.queue_id == q.queue_id, of_owners).label("held")
     wide: list[Any] = [q.queue_id, q.name, q.when_nobody, q.fallback_queue_id, q.default_agent_id, q.next_rank, holding]
     wide += [q.position, q.floor] if turning else []
+    wide += [q.quiet_hours, q.skip_policy] if skipping else []
     found = {}
     for row in conn.execute(sa.select(*wide).where(q.tenant_id == tenant_id, q.queue_id == sa.any_(wanted))):
         found[row.queue_id] = QueueState(
@@ -329,6 +429,8 @@ def load_queues(
             default_agent_id=row.default_agent_id,
             held=row.held,
             next_rank=row.next_rank,
+            quiet=stored.quiet(row.quiet_hours) if skipping and row.quiet_hours else None,
+            policies=stored.policies(row.skip_policy) if skipping else {},
         )
     return found
 

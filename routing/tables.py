@@ -65,6 +65,9 @@ tenants = sa.Table(
     sa.Column("default_queue_id", sa.Uuid),
     sa.Column("unassigned", JSONB, nullable=False, server_default=sa.text("'{}'")),
     sa.Column("released", sa.Text, nullable=False, server_default=sa.text("'route_again'")),
+    # On which clock caps count, where it is not each agent's own; stages (lower case) whose leads are not open.
+    sa.Column("caps_zone", sa.Text),
+    sa.Column("closed_stages", JSONB, nullable=False, server_default=sa.text("'[]'")),
     _time("created_at", now=True),
     sa.Column("country", sa.Text),
     sa.PrimaryKeyConstraint("tenant_id"),
@@ -187,7 +190,24 @@ agents = sa.Table(
     sa.Column("zone", sa.Text, nullable=False, server_default=sa.text("'UTC'")),
     sa.Column("zone_by_admin", sa.Text),
     sa.Column("hours", JSONB(none_as_null=True)),
+    # With paused_by_admin: when that pause ends by itself.
+    _time("paused_until", nullable=True),
+    sa.Column("leave", JSONB(none_as_null=True)),
+    sa.Column("holidays", JSONB(none_as_null=True)),
+    sa.Column("caps", JSONB(none_as_null=True)),
     sa.PrimaryKeyConstraint("tenant_id", "agent_id"),
+)
+
+# A row is only a lock: queues that share a capped agent decide one after the other. What the agent has is counted.
+agent_counters = sa.Table(
+    "agent_counters",
+    metadata,
+    _tenant(),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "agent_id"),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "agent_id"], ["agents.tenant_id", "agents.agent_id"], name="agent_counters_agent_fk"
+    ),
 )
 
 agent_refs = sa.Table(
@@ -218,6 +238,8 @@ queues = sa.Table(
     sa.Column("position", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     sa.Column("floor", Whole, nullable=False, server_default=sa.text("0")),
     sa.Column("seq", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    sa.Column("quiet_hours", JSONB(none_as_null=True)),
+    sa.Column("skip_policy", JSONB, nullable=False, server_default=sa.text("'{}'")),
     sa.PrimaryKeyConstraint("tenant_id", "queue_id"),
     sa.UniqueConstraint("tenant_id", "name", name="queues_name_uq"),
     sa.CheckConstraint(
@@ -236,6 +258,8 @@ members = sa.Table(
     sa.Column("tag", Whole),
     sa.Column("last_turn", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     sa.Column("weight", sa.Integer, nullable=False, server_default=sa.text("1")),
+    # Away at the last turn under the policy `average`; part of the line, changed only under the queue's lock.
+    sa.Column("averaging", sa.Boolean, nullable=False, server_default=sa.text("false")),
     sa.PrimaryKeyConstraint("tenant_id", "queue_id", "agent_id"),
     sa.UniqueConstraint("tenant_id", "queue_id", "rank", name="members_rank_uq"),
     sa.ForeignKeyConstraint(
@@ -401,7 +425,11 @@ outbox = sa.Table(
 )
 
 #: Tables and columns that come with each stage after the base; the base is everything else.
-STAGE_TABLES = {Flag.RULES: (rules,), Flag.ROTATION: (turns, ledger, owed_turns)}
+STAGE_TABLES = {
+    Flag.RULES: (rules,),
+    Flag.ROTATION: (turns, ledger, owed_turns),
+    Flag.CAPACITY: (agent_counters,),
+}
 STAGE_COLUMNS = {
     Flag.ROTATION: (queues.c.position, queues.c.floor, queues.c.seq, members.c.tag, members.c.last_turn),
     Flag.WEIGHTS: (members.c.weight,),
@@ -411,6 +439,13 @@ STAGE_COLUMNS = {
         agents.c.zone,
         agents.c.zone_by_admin,
         agents.c.hours,
+        agents.c.paused_until,
+        agents.c.leave,
+        agents.c.holidays,
+        queues.c.quiet_hours,
+        queues.c.skip_policy,
+        members.c.averaging,
     ),
     Flag.HOUSEHOLDS: (tenants.c.country,),
+    Flag.CAPACITY: (agents.c.caps, tenants.c.caps_zone, tenants.c.closed_stages),
 }

@@ -52,6 +52,7 @@ def queue_next(tenant: str, name: str, count: int, as_json: bool) -> None:
         return
     _head(shown)
     nobody = f"Nobody is available; a lead is treated as: {_policy(shown)}."
+    nobody = "Whatever comes now is held." if shown["quiet"] else nobody
     table(("turn", "agent", "by"), [(r["turn"], agent(r["agent"]), r["how"]) for r in shown["next"]], none=nobody)
     if shown["unavailable"]:
         say("", "Unavailable:")
@@ -69,6 +70,8 @@ def _policy(shown: dict[str, Any]) -> str:
 
 def _head(shown: dict[str, Any]) -> None:
     say(f"Queue {shown['queue']}: position {shown['position']}, as of {when(shown['as_of'])}.")
+    if shown["quiet"]:
+        say(f"It is quiet and holds its leads {shown['quiet']}.")
     if shown["held"]:
         say(f"{shown['held']} lead(s) are held and get the next agents who are free.")
 

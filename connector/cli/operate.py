@@ -7,20 +7,24 @@ from datetime import datetime, timedelta
 import click
 
 from connector.cli.output import print_json, say
-from connector.cli.support import Since, actor, find_agent, json_option, tenant_argument, tenant_session
+from connector.cli.support import Since, Until, actor, find_agent, json_option, tenant_argument, tenant_session
 
 
 @click.command()
 @tenant_argument
 @click.argument("agent")
-def pause(tenant: str, agent: str) -> None:
+@click.option(
+    "--until", type=Until(), help="When the pause ends by itself: a time on the agent's clock, or 90m, 24h, 7d."
+)
+def pause(tenant: str, agent: str, until: datetime | timedelta | None) -> None:
     """Pause AGENT: no lead of a rotation goes to them.
 
-    AGENT is an email, CRM id or name. Their place in every line is kept until `turnlock resume`.
+    AGENT is an email, CRM id or name. The pause lasts until `turnlock resume`, or until the time given. Their place in
+    every line is kept, unless a queue's skip_policy says otherwise.
 
-    Example: turnlock pause acme ana@example.com
+    Example: turnlock pause acme ana@example.com --until "2026-07-06 09:00"
     """
-    _switch(tenant, agent, paused=True)
+    _switch(tenant, agent, paused=True, until=until)
 
 
 @click.command()
@@ -37,16 +41,19 @@ def resume(tenant: str, agent: str) -> None:
     _switch(tenant, agent, paused=False)
 
 
-def _switch(tenant: str, agent: str, *, paused: bool) -> None:
+def _switch(tenant: str, agent: str, *, paused: bool, until: datetime | timedelta | None = None) -> None:
     from connector import switches
 
     with tenant_session(tenant) as (runtime, found):
         with runtime.engine.connect() as conn:
             who = find_agent(conn, found, agent)
-        change = switches.pause if paused else switches.resume
-        changed = change(runtime, found, who.agent_id, actor())
+        if paused:
+            done = switches.pause(runtime, found, who.agent_id, actor(), until)
+        else:
+            done = switches.resume(runtime, found, who.agent_id, actor())
     word = "paused" if paused else "not paused by the admin"
-    say(f"{who.name} ({who.ref}) is {word} {'now' if changed else 'already'}.")
+    ends = f", until {done.until}" if done.until else ""
+    say(f"{who.name} ({who.ref}) is {word} {'now' if done.changed else 'already'}{ends}.")
 
 
 @click.group()

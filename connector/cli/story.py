@@ -118,7 +118,7 @@ def _path(path: Json) -> None:
     say(f"  looked at queue {path['queue']}{position}{why}{remedy}")
     rows = []
     for member in path["members"]:
-        state = "passed over" if member["passed_over"] else member["state"]
+        state = "lost a turn" if member["lost_turn"] else "passed over" if member["passed_over"] else member["state"]
         reason = f"{member['skip']}: {member['detail']}" if member["skip"] else None
         rows.append((agent(member["agent"]), state, reason, member["remedy"]))
     table(("member", "", "why", "what would change it"), rows, none="no member was recorded", indent=4)

@@ -62,6 +62,21 @@ class Since(click.ParamType[timedelta | datetime]):
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
+class Until(click.ParamType[timedelta | datetime]):
+    """A moment to come: ISO 8601, or how long from now (90m, 24h, 7d). Without a zone it is on the agent's clock."""
+
+    name = "until"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta | datetime:
+        """A length of time, or a time with or without a zone."""
+        if span := _SPAN.fullmatch(value.strip()):
+            return timedelta(**{_UNITS[span[2]]: int(span[1])})
+        try:
+            return datetime.fromisoformat(value.strip())
+        except ValueError:
+            self.fail(f"{value!r} is no time; write 24h, 7d, 2026-07-06 or '2026-07-06 13:00'", param, ctx)
+
+
 @contextmanager
 def session(*, upgrade: bool = False, threads: int = 4, chatty: bool = False) -> Iterator[Runtime]:
     """A runtime for one command. Logs go to standard error: warnings, or with `chatty` all that a server says.

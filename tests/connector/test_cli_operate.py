@@ -146,6 +146,39 @@ def test_agents_are_read_and_listed_with_what_keeps_them_away(quiet: Rig, turnlo
 # -- switches --------------------------------------------------------------------------------------------------
 
 
+def test_a_pause_until_a_time_on_the_agents_own_clock(quiet: Rig, turnlock: Cli) -> None:
+    quiet.configure(CONFIG + "agents: {'13': {zone: Europe/Rome}}\n")
+    done = turnlock("pause", "acme", BEN, "--until", "2099-07-06 09:00")
+    assert done.stdout == "Ben Brown (13) is paused now, until Mon 6 Jul 2099 09:00 Europe/Rome.\n"
+    assert (
+        "is paused already, until Mon 6 Jul 2099"
+        in turnlock("pause", "acme", BEN, "--until", "2099-07-06T07:00Z").stdout
+    )
+    (away,) = turnlock.json("queue", "next", "acme", "All")["unavailable"]
+    assert away["detail"] == "paused by the admin until Mon 6 Jul 2099 09:00 Europe/Rome; `turnlock resume`"
+    ben = next(row for row in turnlock.json("agents", "list", "acme")["agents"] if row["ref"] == BEN)
+    assert (ben["paused_by_admin"], ben["paused_until"]) == (True, "2099-07-06T07:00:00+00:00")
+    assert "which is past; give a later time" in turnlock("pause", "acme", BEN, "--until", "2020-01-01", code=1).stderr
+    assert "is no time; write 24h, 7d" in turnlock("pause", "acme", BEN, "--until", "soon", code=2).stderr
+    # Over by itself: nobody has to switch anything.
+    quiet.sql("UPDATE agents SET paused_until = now() - interval '1 second' WHERE tenant_id = :t")
+    assert turnlock.json("queue", "next", "acme", "All")["unavailable"] == []
+    assert "is paused now, until " in turnlock("pause", "acme", BEN, "--until", "90m").stdout
+    turnlock("resume", "acme", BEN)
+    assert turnlock.json("queue", "next", "acme", "All")["unavailable"] == []
+
+
+def test_the_preview_says_that_a_queue_is_quiet(quiet: Rig, turnlock: Cli) -> None:
+    always = ", ".join(f"{day}: ['00:00-24:00']" for day in ("mon", "tue", "wed", "thu", "fri", "sat", "sun"))
+    quiet.configure(CONFIG.replace("  Luxury", f"    quiet_hours: {{zone: UTC, hours: {{{always}}}}}\n  Luxury"))
+    shown = turnlock.json("queue", "next", "acme", "All")
+    assert (shown["next"], shown["quiet"]) == ([], "always; shorten the queue's quiet hours")
+    said = turnlock("queue", "next", "acme", "All").stdout
+    assert "It is quiet and holds its leads always" in said
+    assert "Whatever comes now is held." in said
+    assert turnlock.json("queue", "next", "acme", "Luxury")["quiet"] is None
+
+
 def test_a_held_lead_is_decided_as_soon_as_somebody_is_resumed(make_rig: Callable[..., Rig], turnlock: Cli) -> None:
     rig = make_rig()
     for ref in (ANA, BEN, CY):

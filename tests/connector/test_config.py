@@ -219,7 +219,7 @@ CASES = [
     ("version: 1\nrules:\n- {name: r, to: {}}\n", 3, "empty", "same_household or leave_alone"),
     ("version: 1\nrules:\n- {name: r, to: existing_owner, else: []}\n", 3, "empty", "remove it"),
     ("version: 1\nrules:\n- {name: r, to: existing_owner, role: boss}\n", 3, "not a choice", '"collaborator", "owner"'),
-    ("version: 1\nagents:\n  ana@example.com: {}\n", 3, "empty", "zone or hours"),
+    ("version: 1\nagents:\n  ana@example.com: {}\n", 3, "empty", "zone, hours, leave, holidays or caps"),
     # meaning
     ("version: 1\ndefault_queue: Everone\nqueues: {Everyone: {members: []}}\n", 2, "no queue", "Everyone"),
     ("version: 1\ndefault_queue: A\n", 2, "no queue", "none to name yet"),
@@ -557,7 +557,10 @@ json_values = st.recursive(
 KEYS = [
     ("unassigned",), ("unassigned", "users"), ("default_queue",), ("released",), ("agents",), ("agents", "12"),
     ("agents", "12", "hours"), ("queues",), ("queues", "A"), ("queues", "A", "members"), ("queues", "A", "when_nobody"),
-    ("rules",), ("rules", 0), ("rules", 0, "name"), ("rules", 0, "when"), ("rules", 0, "to"), ("rules", 0, "else"),
+    ("agents", "12", "leave"), ("agents", "12", "holidays"), ("agents", "12", "caps"), ("agents", "12", "caps", "day"),
+    ("caps_zone",), ("closed_stages",), ("queues", "A", "quiet_hours"), ("queues", "A", "skip_policy"),
+    ("queues", "A", "quiet_hours", "zone"), ("rules",), ("rules", 0),
+    ("rules", 0, "name"), ("rules", 0, "when"), ("rules", 0, "to"), ("rules", 0, "else"),
     ("rules", 0, "role"),
 ]  # fmt: skip
 
@@ -566,7 +569,9 @@ KEYS = [
 @given(st.sampled_from(KEYS), json_values)
 def test_any_value_in_any_place_is_read_or_refused_with_words(path: tuple[str | int, ...], value: object) -> None:
     whole = yaml.safe_load(
-        "{version: 1, unassigned: {users: []}, agents: {'12': {zone: UTC, hours: {}}}, queues: {A: {members: []}},"
+        "{version: 1, unassigned: {users: []},"
+        " agents: {'12': {zone: UTC, hours: {}, leave: [], holidays: {}, caps: {}}},"
+        " queues: {A: {members: [], quiet_hours: {}, skip_policy: {}}},"
         " rules: [{name: r, when: {}, to: {queue: A}, else: [existing_owner]}]}"
     )
     at = whole
@@ -604,6 +609,7 @@ def test_the_page_explains_every_key() -> None:
         re.findall(r'"([a-z_]+)": \{', (DOCS.parents[1] / "connector" / "config.schema.json").read_text("utf-8"))
     )
     keys -= {"properties", "items", "if", "then", "name", "target", "refs", "version", "type"}
+    keys -= {"extra_day", "cap", "policy"}  # names of parts of the schema, not keys
     assert len(keys) > 15
     assert {key for key in keys if f"`{key}`" not in page} == set()
 

@@ -106,7 +106,12 @@ def stopped_at(
 RULES = "rules: [{name: web, when: {field: source, equals: Web}, to: {agent: '14'}}]\n"
 WEIGHTS = "default_queue: All\nqueues: {All: {members: [{agent: '12', weight: 2}, '13', '14']}}\n"
 HOURS = "agents: {'12': {zone: Europe/Rome}}\n"
-BEYOND = {Flag.RULES: ABC + RULES, Flag.WEIGHTS: WEIGHTS, Flag.SKIPS: ABC + HOURS}
+BEYOND = {
+    Flag.RULES: ABC + RULES,
+    Flag.WEIGHTS: WEIGHTS,
+    Flag.SKIPS: ABC + HOURS,
+    Flag.CAPACITY: ABC + "caps_zone: UTC\n",
+}
 
 
 @pytest.mark.parametrize("reached", range(len(ORDER)), ids=list(migrate.STAGES.values()))
@@ -466,7 +471,7 @@ def a_day(rig: Rig) -> None:
     rig.sandbox.fault("status", status=429, retry_after=0.1, method="PUT", times=1)
     rig.assign()
     rig.post(b"no JSON")
-    rig.configure(WEIGHTS + RULES + HOURS)
+    rig.configure(WEIGHTS + RULES + "agents: {'12': {zone: Europe/Rome, caps: {week: 99, open: 99}}}\n")
     for flag in (Flag.ROTATION, Flag.WEIGHTS):
         flags.switch(rig.runtime, rig.tenant.tenant_id, flag, "off", "test")
         flags.switch(rig.runtime, rig.tenant.tenant_id, flag, "on", "test")
@@ -493,6 +498,7 @@ LOCKS = {
     ("routing.store", "lock_leads"): "leads",
     ("routing.store", "lock_identities"): "identities",
     ("routing.store", "lock_queues"): "queues",
+    ("routing.store", "lock_counters"): "agent_counters",
     ("connector.inbox", "claim_events"): "deliveries",
     ("connector.work", "claim_outbox"): "outbox",
     ("connector.work", "claim_chore"): "chores",
@@ -539,6 +545,7 @@ def test_the_revisions_are_one_line_in_the_order_of_the_capabilities() -> None:
     ids = [re.search(r'^revision = "(.*)"', text, re.MULTILINE) for text in texts]
     downs = [re.search(r'^down_revision = (?:"(.*)"|None)', text, re.MULTILINE) for text in texts]
     revisions = [found[1] for found in ids if found]
-    assert revisions == list(migrate.STAGES.values())
+    # A stage ends with its last revision; one that came in two parts has another before it.
+    assert [r for r in revisions if r != "0005_skips"] == list(migrate.STAGES.values())
     assert [found[1] for found in downs if found] == [None, *revisions[:-1]]
     assert list(migrate.STAGES) == list(Flag)

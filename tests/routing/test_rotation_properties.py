@@ -300,10 +300,10 @@ def a_pick(
 ) -> Callable[..., tuple[Pick | None, Line]]:
     """A second way to write the pick, with a fault for each argument that is not left alone."""
 
-    def pick(line: Line, available: Any, lose_turn: Any = ()) -> tuple[Pick | None, Line]:
+    def pick(line: Line, available: Any, lose_turn: Any = (), average: Any = ()) -> tuple[Pick | None, Line]:
         there = [p for p in line.places if p.weight and p.agent_id in available]
         if not there or any(row.agent_id in {p.agent_id for p in there} for row in line.owed):
-            return rotation.pick(line, available, lose_turn)
+            return rotation.pick(line, available, lose_turn, average)
         total = sum(p.weight for p in there)
         mean = sum(p.weight * max(p.tag, line.floor) for p in there)
         winner = min((p for p in there if not eligible or max(p.tag, line.floor) * total <= mean), key=order)
@@ -324,7 +324,7 @@ def a_pick(
     return pick
 
 
-def bare_marker(line: Line, available: Any, lose_turn: Any = ()) -> tuple[Pick | None, Line]:
+def bare_marker(line: Line, available: Any, lose_turn: Any = (), average: Any = ()) -> tuple[Pick | None, Line]:
     """Smooth weighted round robin as a fixed order with one marker (kept in the floor), moved past whoever is taken."""
     ring: list[UUID] = []
     owing = dict.fromkeys((p.agent_id for p in line.places), 0)
@@ -342,7 +342,7 @@ def bare_marker(line: Line, available: Any, lose_turn: Any = ()) -> tuple[Pick |
     return None, line
 
 
-def least_rank(line: Line, available: Any, lose_turn: Any = ()) -> tuple[Pick | None, Line]:
+def least_rank(line: Line, available: Any, lose_turn: Any = (), average: Any = ()) -> tuple[Pick | None, Line]:
     who = rotation.first_by_rank(line.places, available)
     turn = line.position + 1
     return (None, line) if who is None else (Pick(who, turn, rotation.How.LINE), replace(line, position=turn))

@@ -5,8 +5,8 @@ Until its flag is on a lead is known by email and by the bare digits of its phon
 
 from alembic import op
 
-revision = "0006_rules_more"
-down_revision = "0005_skips"
+revision = "0007_households"
+down_revision = "0006_skips_more"
 branch_labels = None
 depends_on = None
 
