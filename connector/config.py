@@ -18,6 +18,7 @@ import yaml
 
 from connector.config_build import Builder, Directory
 from connector.config_model import (
+    RETURNS_PER_DAY,
     AgentFacts,
     Config,
     ConfigNote,
@@ -32,6 +33,7 @@ from connector.config_model import (
 from connector.config_yaml import ConfigProblem, ConfigProblems, read
 from routing.model import Hours, Role, Rule, Target, TargetKind, WhenNobody
 from routing.rule_lint import lint_rules
+from routing.settle import SettleTimes
 from routing.skips import DAYS
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "QueueConfig",
     "Released",
     "RuleConfig",
+    "SettleTimes",
     "digest",
     "export",
     "parse",
@@ -128,6 +131,10 @@ def export(config: Config, agents: Iterable[KnownAgent]) -> str:
         out["unassigned"] = unassigned
     out["default_queue"] = config.default_queue
     out["released"] = config.released.value
+    if config.returns_per_day != RETURNS_PER_DAY:
+        out["returns"] = {"per_day": config.returns_per_day}
+    if config.settle != SettleTimes():
+        out["settle"] = config.settle.as_json()
     if config.agents:
         named = sorted((word(agent_id), facts) for agent_id, facts in config.agents.items())
         out["agents"] = {name: _facts(facts) for name, facts in named}
@@ -205,6 +212,11 @@ def digest(config: Config) -> bytes:
             for rule in config.rules
         ],
     }
+    # Only where they say something, so that what was applied before these keys were known still means the same.
+    if config.returns_per_day != RETURNS_PER_DAY:
+        meaning["returns"] = config.returns_per_day
+    if config.settle != SettleTimes():
+        meaning["settle"] = config.settle.as_json()
     canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"), default=dict)
     return hashlib.sha256(canonical.encode("ascii")).digest()
 

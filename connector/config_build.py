@@ -12,6 +12,7 @@ from zoneinfo import available_timezones
 
 from adapters.base import Capability
 from connector.config_model import (
+    RETURNS_PER_DAY,
     AgentFacts,
     Config,
     ConfigTarget,
@@ -25,8 +26,9 @@ from connector.config_model import (
 from connector.config_yaml import ConfigProblem, Node, place, typed
 from connector.schema_words import Path, faults, nearest, one_of, show
 from routing.conditions import compile_condition
-from routing.fields import TEXTS, ConditionProblems, ConfigurationProblems, field_kind
+from routing.fields import TEXTS, ConditionProblems, ConfigurationProblems, field_kind, normal_text
 from routing.model import Hours, Role, TargetKind, UnassignedDefinition, WhenNobody
+from routing.settle import SettleTimes
 from routing.skips import HoursProblems, known_zone, parse_hours
 
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
@@ -77,7 +79,7 @@ def _is_typed(path: Path, key: str, siblings: Mapping[str, Node]) -> bool:
             return True
         kind = field_kind(siblings["field"].text or "") if "field" in siblings else None
         return kind is not None and kind.slots != (TEXTS,) and key not in ("field", "contains", "starts_with")
-    return key in ("unclaimed", "weight")
+    return key in ("unclaimed", "weight") or (path[0] in ("returns", "settle") and key != "sources")
 
 
 def _plain(node: Node, path: Path, as_typed: bool = False) -> Any:
@@ -97,6 +99,10 @@ def _items(value: object) -> dict[str, Any]:
 
 def _entries(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _whole(value: object, default: int) -> int:
+    return value if type(value) is int else default
 
 
 class Builder:
@@ -139,6 +145,8 @@ class Builder:
             unassigned=unassigned,
             default_queue=self._queue_name(("default_queue",), self.raw.get("default_queue")),
             released=Released.LEAVE if released == "leave" else Released.ROUTE_AGAIN,
+            returns_per_day=_whole(_items(self.raw.get("returns")).get("per_day"), RETURNS_PER_DAY),
+            settle=self._settle(_items(self.raw.get("settle"))),
             agents=MappingProxyType(agents),
             queues=tuple(sorted(queues, key=lambda queue: queue.name)),
             rules=tuple(rules),
@@ -200,6 +208,16 @@ class Builder:
             self.house.add(known.ref if known else text)
         ponds = frozenset(p for p in _entries(raw.get("ponds")) if isinstance(p, str))
         return UnassignedDefinition(frozenset(self.house), ponds, raw.get("unclaimed") is True)
+
+    def _settle(self, raw: dict[str, Any]) -> SettleTimes:
+        sources = {name: _whole(seconds, 0) for name, seconds in _items(raw.get("sources")).items()}
+        first: dict[str, str] = {}
+        for name in sources:
+            before = first.setdefault(normal_text(name), name)
+            if before != name:
+                what = f'means the same source as "{before[:100]}" (case and accents do not count)'
+                self.problem(("settle", "sources", name), what, "keep one of the two", of_key=True)
+        return SettleTimes(_whole(raw.get("default"), 0), MappingProxyType(sources))
 
     def _agents(self, raw: dict[str, Any]) -> Iterator[tuple[UUID, AgentFacts]]:
         seen: dict[UUID, str] = {}

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from routing.model import Hours, Role, TargetKind, UnassignedDefinition, WhenNobody
+from routing.settle import SettleTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,10 @@ class RuleConfig:
     targets: tuple[ConfigTarget, ...]
 
 
+#: How many leads an agent may ask to return in a day, unless the configuration says otherwise.
+RETURNS_PER_DAY = 5
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """A whole configuration. ``queues`` stand in order of name, ``rules`` in order of precedence."""
@@ -89,6 +94,8 @@ class Config:
     unassigned: UnassignedDefinition = field(default_factory=UnassignedDefinition)
     default_queue: str | None = None
     released: Released = Released.ROUTE_AGAIN
+    returns_per_day: int = RETURNS_PER_DAY
+    settle: SettleTimes = field(default_factory=SettleTimes)
     agents: Mapping[UUID, AgentFacts] = field(default_factory=lambda: MappingProxyType({}))
     queues: tuple[QueueConfig, ...] = ()
     rules: tuple[RuleConfig, ...] = ()

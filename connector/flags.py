@@ -18,8 +18,13 @@ from routing import saving, store
 from routing import tables as t
 from routing.model import Flag
 
-#: What must be on before: the stages build on each other. Write-back stands apart.
-NEEDS = {Flag.ROTATION: Flag.RULES, Flag.WEIGHTS: Flag.ROTATION, Flag.SKIPS: Flag.WEIGHTS}
+#: What must be on before: the stages build on each other. Write-back and settle stand apart.
+NEEDS = {
+    Flag.ROTATION: Flag.RULES,
+    Flag.WEIGHTS: Flag.ROTATION,
+    Flag.SKIPS: Flag.WEIGHTS,
+    Flag.CREDITS: Flag.ROTATION,
+}
 
 
 def start_flags(conn: sa.Connection, tenant_id: UUID, stages: frozenset[Flag]) -> None:

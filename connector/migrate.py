@@ -23,6 +23,8 @@ STAGES = {
     Flag.ROTATION: "0003_rotation",
     Flag.WEIGHTS: "0004_weights",
     Flag.SKIPS: "0005_skips",
+    Flag.CREDITS: "0008_credits",
+    Flag.SETTLE: "0009_settle",
 }
 _LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
 _TRIES = 8

@@ -13,6 +13,7 @@ from routing import rotation, store
 from routing import tables as t
 from routing.decide import QueueState
 from routing.model import Agent, Flag, Role
+from routing.rotation import OwedKind
 from routing.skips import Unavailable, unavailable
 
 
@@ -103,7 +104,7 @@ def show(runtime: Runtime, tenant: Tenant, queue_id: UUID) -> Json:
         now = _now(runtime, conn)
     places = {place.agent_id: place for place in queue.line.places}
     out = {p.agent_id: _away(agents[p.agent_id], p.weight, now, row.flags) for p in queue.line.places}
-    owed = [one.agent_id for one in queue.line.owed]
+    owed = [(one.agent_id, one.kind) for one in queue.line.owed]
     turning = Flag.ROTATION in row.flags
     order = rotation.standing(queue.line) if turning else tuple(places)
     return _head(names, queue, held, now) | {
@@ -112,7 +113,8 @@ def show(runtime: Runtime, tenant: Tenant, queue_id: UUID) -> Json:
                 "agent": names.agent(agent_id),
                 "weight": places[agent_id].weight,
                 "last_turn": places[agent_id].last or None,
-                "owed_turns": owed.count(agent_id),
+                "given_next": owed.count((agent_id, OwedKind.GIVE_NEXT)),
+                "owed_turns": owed.count((agent_id, OwedKind.OWED)),
             }
             | _reason(out[agent_id])
             for agent_id in order

@@ -173,6 +173,7 @@ class Reason(StrEnum):
     KEEPS_COMING_BACK = "keeps_coming_back"
     NO_IDENTITY_MATCH = "no_identity_match"
     ALREADY_ON_LEAD = "already_on_lead"
+    RETURNED = "returned"
 
     @property
     def remedy(self) -> str:
@@ -195,6 +196,7 @@ _REASON_REMEDIES: Mapping[Reason, str] = MappingProxyType(
         Reason.KEEPS_COMING_BACK: "something in the CRM keeps clearing the owner; stop it, then `turnlock replay`",
         Reason.NO_IDENTITY_MATCH: "no known lead shares this email or phone; give the rule a fallback",
         Reason.ALREADY_ON_LEAD: "nothing: whoever the rule could add holds this lead already; add others to have two",
+        Reason.RETURNED: "nothing: its agent returned it and it was taken out; `turnlock route` decides it again",
     }
 )
 
@@ -248,3 +250,5 @@ class Flag(StrEnum):
     ROTATION = "rotation"
     WEIGHTS = "weights"
     SKIPS = "skips"
+    CREDITS = "credits"
+    SETTLE = "settle"
