@@ -310,12 +310,16 @@ def _audit(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
 
 
 def _retention(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
-    """Personal data and keys past their time go: bodies, payloads of closed events, dedupe keys."""
+    """Personal data and keys past their time go: bodies, payloads of closed events, agents' words, dedupe keys."""
     days = timedelta(days=runtime.settings.body_retention_days)
     with unit(runtime.engine) as (conn, now):
         b, k = delivery_bodies.c, dedupe_keys.c
         conn.execute(sa.delete(delivery_bodies).where(b.tenant_id == tenant.tenant_id, b.received_at < now - days))
         conn.execute(sa.delete(dedupe_keys).where(k.tenant_id == tenant.tenant_id, k.seen_at < now - _KEYS_LIVE))
+        if Flag.CREDITS in runtime.stages(conn):
+            r = t.returns.c
+            old = sa.and_(r.tenant_id == tenant.tenant_id, r.decided_at < now - days, r.words.is_not(None))
+            conn.execute(sa.update(t.returns).where(old).values(words=None))
     return 86400.0, None
 
 

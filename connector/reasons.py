@@ -10,6 +10,7 @@ _SKIPS = {skip.value: skip for skip in Skip}
 _FAULTS = {fault.value: fault for fault in Fault}
 _STANDING = {
     "refused": "nothing: the CRM did not take that agent; the lead goes to the next one by itself",
+    "declined": "nothing: its agent gave it back; it goes by itself to somebody who has not had it",
     "released": "`released: leave` leaves a lead whose owner was cleared; `turnlock route` decides it again",
     "given_up": "the write to the CRM was given up; `turnlock route` decides this lead again",
 }

@@ -121,6 +121,8 @@ class Unit:
     def _owner(self, item: Item) -> None:
         standing = self._known.roles.get((item.lead_id, Role.OWNER))
         event_id = item.event.event_id
+        owner = self._known.agent_of(item.lead.owner_ref)
+        returned = self._known.returned.get(item.lead_id)
         verdict = gate(
             item.lead,
             self._known.standing(standing),
@@ -131,6 +133,7 @@ class Unit:
             digest=item.digest,
             forced=item.event.source in _FORCED,
             now=self._now,
+            given_back=returned is not None and owner in returned.by,
         )
         if verdict.step is Step.BEHIND_WRITE:
             self._result.behind.append((event_id, item.lead_id))
@@ -149,18 +152,27 @@ class Unit:
             item.lead,
             was_held=standing is not None and standing.state == "held",
             existing_owner=self._known.existing_owner(item),
+            declined=returned.had if returned is not None else frozenset(),
             tried=self._planned.choice(item)[1],
         )
         decision = self._bench.decide(case)
-        self._keep(item, standing, decision, verdict)
+        self._keep(item, standing, decision, verdict, expects=owner)
         self._versions[item.lead_id] += 1  # a second event of this lead in the same unit has read too early
         if decision.outcome is Outcome.ASSIGNED and Flag.WRITE_BACK in self._plan.flags:
             self._open_writes.add(item.lead_id)
 
-    def _keep(self, item: Item, before: store.RoleRow | None, decision: Decision, verdict: Verdict) -> None:
+    def _keep(
+        self,
+        item: Item,
+        before: store.RoleRow | None,
+        decision: Decision,
+        verdict: Verdict,
+        *,
+        expects: UUID | None = None,
+    ) -> None:
         event = item.event
         decided = saving.Decided(
-            decision, before, verdict.cause, event.event_id, event.received_at, item.digest, verdict.releases
+            decision, before, verdict.cause, event.event_id, event.received_at, item.digest, verdict.releases, expects
         )
         if not saving.changes_nothing(decided):
             self._result.decided.append(decided)
@@ -279,6 +291,7 @@ class _Known:
     owners: dict[bytes, dict[UUID, tuple[datetime, UUID]]]
     shared: set[bytes]
     refs: dict[str, UUID]
+    returned: dict[UUID, store.Returned]
 
     @classmethod
     def load(
@@ -309,7 +322,9 @@ class _Known:
         wanted |= plan.target_agents
         agents = store.load_agents(conn, tenant_id, plan.flags, wanted)
         refs = _agents_by_ref(conn, tenant_id, {item.lead.owner_ref for item in items if item.lead.owner_ref})
-        return cls(agents, queues, roles, owners, shared, refs)
+        stood = {lead_id for lead_id, role in roles if role is Role.OWNER}
+        returned = store.load_returned(conn, tenant_id, stood) if stood and Flag.CREDITS in plan.flags else {}
+        return cls(agents, queues, roles, owners, shared, refs, returned)
 
     def agent_of(self, ref: str | None) -> UUID | None:
         return self.refs.get(ref) if ref else None
@@ -325,7 +340,12 @@ class _Known:
             return None
         agent = self.agents.get(row.agent_id) if row.agent_id else None
         return Standing(
-            row.state, agent.ref if agent else None, row.confirmed_version is not None, row.facts_digest, row.releases
+            row.state,
+            agent.ref if agent else None,
+            row.confirmed_version is not None,
+            row.facts_digest,
+            row.releases,
+            row.reason,
         )
 
     def existing_owner(self, item: Item) -> UUID | None:

@@ -70,7 +70,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One lead to decide in one role. ``holders`` are agents who hold it in another role.
+    """One lead to decide in one role. ``holders`` are agents who hold it in another role, ``declined`` those who had
+    it and are not to get it again.
 
     ``tried`` are the rules that were tried on this very lead under this very plan already, if any: trying is pure,
     so they need not be tried again.
@@ -224,7 +225,10 @@ class _Attempt:
         if agent is None:
             self.paths.append({"existing_owner": None, "why": Reason.NO_IDENTITY_MATCH.value})
             return None
-        # Only deactivation stops it: someone's own client goes to them on their day off, too.
+        if agent.agent_id in self.case.declined:
+            self.paths.append({"existing_owner": str(agent.agent_id), "why": Skip.DECLINED.value})
+            return None
+        # Else only deactivation stops it: someone's own client goes to them on their day off, too.
         if not agent.active or agent.refused:
             self.paths.append({"existing_owner": str(agent.agent_id), "why": Skip.DEACTIVATED.value})
             return None

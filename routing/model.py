@@ -151,7 +151,7 @@ _SKIP_REMEDIES: Mapping[Skip, str] = MappingProxyType(
         Skip.LEAVE: "wait for the end of the leave, or shorten it in the configuration",
         Skip.AT_CAP: "raise the cap, or wait until it resets or leads are closed",
         Skip.ALREADY_ON_LEAD: "nothing: this agent already holds this lead in another role",
-        Skip.DECLINED: "nothing: this agent gave this lead back",
+        Skip.DECLINED: "nothing: this agent had this lead before it was given back",
         Skip.WEIGHT_ZERO: "give the member a weight above 0 in the queue",
     }
 )

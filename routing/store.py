@@ -229,6 +229,42 @@ def load_roles(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID])
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Of a lead that was ever returned: who gave it back, and everybody who had it (they do not get it again)."""
+
+    by: frozenset[UUID]
+    had: frozenset[UUID]
+
+
+def load_returned(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> dict[UUID, Returned]:
+    """Those of these leads that were returned as owner's, with who had them. Call while ``credits`` is on."""
+    r, d, a = t.returns.c, t.decisions.c, t.assignments.c
+    by: dict[UUID, set[UUID]] = {}
+    wanted = sa.cast(list(lead_ids), sa.ARRAY(sa.Uuid))
+    for row in conn.execute(
+        sa.select(r.lead_id, r.agent_id).where(
+            r.tenant_id == tenant_id, r.lead_id == sa.any_(wanted), r.state == "approved"
+        )
+    ):
+        by.setdefault(row.lead_id, set()).add(row.agent_id)
+    if not by:
+        return {}
+    had = {lead_id: set(agents) for lead_id, agents in by.items()}
+    for row in conn.execute(
+        sa.select(d.lead_id, a.agent_id)
+        .join(t.assignments, (a.tenant_id == d.tenant_id) & (a.decision_id == d.decision_id))
+        .where(
+            d.tenant_id == tenant_id,
+            d.lead_id == sa.any_(sa.cast(list(by), sa.ARRAY(sa.Uuid))),
+            d.role == Role.OWNER.value,
+            a.confirmed_at.is_not(None),
+        )
+    ):
+        had[row.lead_id].add(row.agent_id)
+    return {lead_id: Returned(frozenset(agents), frozenset(had[lead_id])) for lead_id, agents in by.items()}
+
+
 def load_agents(
     conn: sa.Connection, tenant_id: UUID, flags: frozenset[Flag], agent_ids: Collection[UUID] | None = None
 ) -> dict[UUID, Agent]:
