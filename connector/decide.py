@@ -154,6 +154,8 @@ class Decider:
             else:
                 if ordered:
                     self._send(tenant.tenant_id, lease, ordered)
+                if attempt.wants_drain:
+                    self._runtime.wake()
                 return
 
     def _alone(

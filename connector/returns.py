@@ -197,6 +197,7 @@ def approve(
             inbox.enqueue(conn, tenant_id, "again", [(told["lead"], row.lead_id)])
         work.want(conn, tenant_id, "held")  # the agent has room for another
     runtime.wake(tenant_id)
+    runtime.wake()
     return told | {"turn_given_back": ended.turn if ended is not None else None}
 
 

@@ -19,9 +19,10 @@ from connector.busy import PROBE
 from connector.database import LOCK_TIMEOUT, new_id, pipelined, set_lock_timeout
 from connector.reading import Item
 from connector.runtime import Runtime, Tenant
+from connector.waiting import load_rules, load_waiting
 from routing import saving, store
 from routing import tables as t
-from routing.decide import Bench, Case, Decision, Outcome, Plan, QueueState
+from routing.decide import Bench, Case, Decision, Outcome, Plan, QueueState, Waiting
 from routing.gate import Standing, Step, Verdict, gate
 from routing.model import Agent, Flag, Reason, Role
 from routing.rules import Tried
@@ -81,6 +82,8 @@ class Unit:
         self._conn = conn
         self._now = now
         self._result = _Result()
+        #: Whether leads wait that the drain should look at, once this is committed.
+        self.wants_drain = False
 
     def run(self, planned: Planned | None, more_queues: Collection[UUID], send_at_once: int) -> list[saving.Ordered]:
         """Decide and save; the writes that it ordered. Without `planned` the configuration is held still meanwhile.
@@ -109,7 +112,8 @@ class Unit:
             raise store.ConfigurationChanged
         self._planned, self._plan = planned, planned.plan
         self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests)
-        self._bench = Bench(self._plan, self._known.agents, self._known.queues, runtime.clock(self._now))
+        at = runtime.clock(self._now)
+        self._bench = Bench(self._plan, self._known.agents, self._known.queues, at, self._known.ahead)
         self._open_writes = {row.lead_id for row in self._known.roles.values() if row.open_write}
         for item in sorted(self._items, key=lambda i: self._known.waiting_since(i, self._now)):
             if item.role is Role.COLLABORATOR:
@@ -135,11 +139,13 @@ class Unit:
             now=self._now,
             given_back=returned is not None and owner in returned.by,
         )
-        if verdict.step is Step.BEHIND_WRITE:
-            self._result.behind.append((event_id, item.lead_id))
-            return
-        if verdict.step is Step.READ_AGAIN:
-            self._result.again.append(event_id)
+        if verdict.step in (Step.BEHIND_WRITE, Step.READ_AGAIN):
+            if verdict.step is Step.BEHIND_WRITE:
+                self._result.behind.append((event_id, item.lead_id))
+            else:
+                self._result.again.append(event_id)
+            if standing is not None and standing.state == "held":
+                self._still_ahead(item, standing)
             return
         self._result.done.append((event_id, item.lead_id, verdict.cause or verdict.step.value))
         if verdict.step is not Step.DECIDE:
@@ -150,7 +156,7 @@ class Unit:
         case = Case(
             item.lead_id,
             item.lead,
-            was_held=standing is not None and standing.state == "held",
+            waits=standing.since if standing is not None and standing.state == "held" else None,
             existing_owner=self._known.existing_owner(item),
             declined=returned.had if returned is not None else frozenset(),
             tried=self._planned.choice(item)[1],
@@ -174,10 +180,20 @@ class Unit:
         decided = saving.Decided(
             decision, before, verdict.cause, event.event_id, event.received_at, item.digest, verdict.releases, expects
         )
-        if not saving.changes_nothing(decided):
+        if decision.outcome is Outcome.HELD and decision.reason is Reason.BEHIND_HELD:
+            self.wants_drain = True
+        same_rule = self._known.rules.get(item.lead_id, decision.rule) == decision.rule
+        if not (saving.changes_nothing(decided) and same_rule):
             self._result.decided.append(decided)
         if decision.agent_id is not None and decision.role is Role.OWNER:
             self._known.assigned(item, decision.agent_id)
+
+    def _still_ahead(self, item: Item, standing: store.RoleRow) -> None:
+        """A held lead of this unit is not decided after all: those who came later must not overtake it."""
+        returned = self._known.returned.get(item.lead_id)
+        had = returned.had if returned is not None else frozenset()
+        rule = self._known.rules.get(item.lead_id)
+        self._bench.ahead.append(Waiting(standing.queue_id, rule, had, standing.since, item.lead_id))
 
     def _collaborator(self, item: Item) -> None:
         """A collaborator is decided once, after the owner is confirmed, and never someone who already holds it."""
@@ -269,13 +285,18 @@ class Unit:
         return ordered
 
     def _tell_of_held(self) -> None:
+        # A batch of the drain that led anywhere is followed by the next one at once.
+        served = {item.decision.lead_id for item in self._result.decided if item.decision.outcome is Outcome.ASSIGNED}
+        if any(item.event.source == "held" and item.lead_id in served for item in self._items):
+            self.wants_drain = True
+        if self.wants_drain:
+            work.want(self._conn, self._tenant_id, "held")
         for item in self._result.decided:
             d = item.decision
             if d.outcome is not Outcome.HELD or d.reason is None:
                 continue
-            behind = d.reason is Reason.BEHIND_HELD
-            work.want(self._conn, self._tenant_id, "held", within=0.0 if behind else 15.0)
-            if not behind:
+            if d.reason is not Reason.BEHIND_HELD:
+                work.want(self._conn, self._tenant_id, "held", within=15.0)
                 subject = self._plan.queue_names.get(d.queue_id, "no queue") if d.queue_id else "no queue"
                 text = f"leads are held ({d.reason.value}): {d.reason.remedy}"
                 open_alarm(self._conn, self._tenant_id, "leads_held", subject, text)
@@ -292,6 +313,8 @@ class _Known:
     shared: set[bytes]
     refs: dict[str, UUID]
     returned: dict[UUID, store.Returned]
+    rules: dict[UUID, str | None]
+    ahead: list[Waiting]
 
     @classmethod
     def load(
@@ -314,7 +337,14 @@ class _Known:
                 f"more than {store.SHARED_BY_MANY} leads share an email or phone, so it no longer says who the agent "
                 "is; give these leads contact data of their own in the CRM",
             )
-        queues = store.load_queues(conn, tenant_id, plan.flags, queue_ids)
+        homes = plan.homes(queue_ids)
+        queues = store.load_queues(conn, tenant_id, plan.flags, queue_ids, homes)
+        mine = {lead_id for (lead_id, role), row in roles.items() if role is Role.OWNER and row.state == "held"}
+        ahead, rules = [], {}
+        if any(queue.held for queue in queues.values()):
+            ahead = load_waiting(conn, tenant_id, plan.flags, Role.OWNER, homes, mine)
+        if mine:
+            rules = load_rules(conn, tenant_id, mine)
         wanted = {place.agent_id for queue in queues.values() for place in queue.line.places}
         wanted |= {row.agent_id for row in roles.values() if row.agent_id is not None}
         wanted |= {agent_id for by_lead in owners.values() for _, agent_id in by_lead.values()}
@@ -324,7 +354,7 @@ class _Known:
         refs = _agents_by_ref(conn, tenant_id, {item.lead.owner_ref for item in items if item.lead.owner_ref})
         stood = {lead_id for lead_id, role in roles if role is Role.OWNER}
         returned = store.load_returned(conn, tenant_id, stood) if stood and Flag.CREDITS in plan.flags else {}
-        return cls(agents, queues, roles, owners, shared, refs, returned)
+        return cls(agents, queues, roles, owners, shared, refs, returned, rules, ahead)
 
     def agent_of(self, ref: str | None) -> UUID | None:
         return self.refs.get(ref) if ref else None

@@ -18,6 +18,7 @@ from routing import ledger, rotation
 from routing.model import Agent, Flag, Lead, Reason, Role, Skip, Target, TargetKind, WhenNobody
 from routing.rotation import Line, Pick
 from routing.rules import RuleSet, Tried
+from routing.settle import SettleTimes
 from routing.skips import Unavailable, unavailable
 
 
@@ -32,7 +33,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """A queue as read under its lock. ``held`` says that older leads wait in it; ranks below ``next_rank`` are used."""
+    """A queue as read under its lock. ``held`` says that leads wait which may have a claim on its members; ranks below
+    ``next_rank`` are used."""
 
     queue_id: UUID
     name: str
@@ -45,10 +47,33 @@ class QueueState:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Leads that are held and alike: their home queue, the rule that brought them there, and who had them before.
+
+    Told by the one that waits longest: ``since`` and ``lead_id``, which is the order in which they are served.
+    """
+
+    home: UUID | None
+    rule: str | None
+    had: frozenset[UUID]
+    since: datetime
+    lead_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where a held lead can find an agent: the lines of these queues, and agents whom it gets without a turn."""
+
+    queues: frozenset[UUID]
+    agents: frozenset[UUID]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What routing needs to know of a tenant's configuration, at one version of it.
 
-    ``target_agents`` are the agents whom rules name directly.
+    ``target_agents`` are the agents whom rules name directly; ``fallbacks`` and ``default_agents`` are what queues do
+    when nobody is available, where that is somebody else.
     """
 
     config_version: int
@@ -57,6 +82,9 @@ class Plan:
     default_queue_id: UUID | None
     queue_names: Mapping[UUID, str]
     target_agents: frozenset[UUID] = frozenset()
+    fallbacks: Mapping[UUID, UUID] = field(default_factory=dict)
+    default_agents: Mapping[UUID, UUID] = field(default_factory=dict)
+    settle: SettleTimes = field(default_factory=SettleTimes)
 
     def first_choice(self, lead: Lead, role: Role) -> tuple[UUID | None, tuple[Tried, ...]]:
         """The queue that `lead` would be decided in first, None when that is no queue, and the rules tried for it."""
@@ -67,6 +95,37 @@ class Plan:
                 return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None), tried
         return (self.default_queue_id if role is Role.OWNER else None), tried
 
+    def reach(self, home: UUID | None, rule: str | None, role: Role = Role.OWNER) -> Reach:
+        """Where a lead that is held in `home` by `rule` can find an agent. A rule that is no more leaves the home."""
+        targets = self._targets(rule, role) if Flag.RULES in self.flags else ()
+        agents = {x.id for x in targets if x.kind is TargetKind.AGENT and x.id is not None}
+        queues = {x.id for x in targets if x.kind is TargetKind.QUEUE and x.id in self.queue_names and x.id is not None}
+        at, seen = home, set[UUID]()
+        while at is not None and at not in seen:  # what the home queue does when nobody is available
+            seen.add(at)
+            if at in self.default_agents:
+                agents.add(self.default_agents[at])
+            at = self.fallbacks.get(at)
+        queues |= seen
+        return Reach(frozenset(queues), frozenset(agents))
+
+    def _targets(self, rule: str | None, role: Role) -> tuple[Target, ...]:
+        return next((r.targets for r, _ in self.rules.compiled(role) if r.name == rule), ())
+
+    def homes(self, queue_ids: Iterable[UUID]) -> frozenset[UUID]:
+        """The queues in which leads may be held that could get a member of these queues."""
+        wanted = frozenset(queue_ids)
+        found = set(wanted)
+        for home in self.fallbacks:
+            if self.reach(home, None).queues & wanted:
+                found.add(home)
+        if Flag.RULES in self.flags:
+            for rule, _ in self.rules.compiled(Role.OWNER):
+                chain = [x.id for x in rule.targets if x.kind is TargetKind.QUEUE and x.id is not None]
+                if len(chain) > 1 and not wanted.isdisjoint(chain):
+                    found.add(chain[0])
+        return frozenset(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -74,13 +133,13 @@ class Case:
     it and are not to get it again.
 
     ``tried`` are the rules that were tried on this very lead under this very plan already, if any: trying is pure,
-    so they need not be tried again.
+    so they need not be tried again. ``waits`` is since when it is held, None for a lead that is not.
     """
 
     lead_id: UUID
     lead: Lead
     role: Role = Role.OWNER
-    was_held: bool = False
+    waits: datetime | None = None
     existing_owner: UUID | None = None
     holders: frozenset[UUID] = frozenset()
     declined: frozenset[UUID] = frozenset()
@@ -115,17 +174,26 @@ class NeedQueues(Exception):
 
 
 class Bench:
-    """Decides the cases of one unit in order, moving the lines of its locked queues in memory."""
+    """Decides the cases of one unit in order, moving the lines of its locked queues in memory.
+
+    `ahead` are the held leads that are not of this unit and have a claim on its queues: whoever they could get now is
+    not for a lead that came later.
+    """
 
     def __init__(
-        self, plan: Plan, agents: Mapping[UUID, Agent], queues: Mapping[UUID, QueueState], now: datetime
+        self,
+        plan: Plan,
+        agents: Mapping[UUID, Agent],
+        queues: Mapping[UUID, QueueState],
+        now: datetime,
+        ahead: Iterable[Waiting] = (),
     ) -> None:
         self.plan = plan
         self.agents = agents
         self.queues = queues
         self.now = now
         self.lines = {queue_id: q.line for queue_id, q in queues.items()}
-        self.held = {queue_id for queue_id, q in queues.items() if q.held}
+        self.ahead = list(ahead)
 
     def decide(self, case: Case) -> Decision:
         """Decide `case`. Raises :class:`NeedQueues`; then nothing that this bench did may be kept."""
@@ -138,6 +206,7 @@ class _Attempt:
         self.case = case
         self.flags = bench.plan.flags
         self.rule: str | None = None
+        self.home: UUID | None = None  # the first queue that was looked at: where the lead waits
         self.record: dict[str, Any] = {}
         self.paths: list[dict[str, Any]] = []
 
@@ -262,10 +331,11 @@ class _Attempt:
         queue = bench.queues.get(queue_id)
         if queue is None:
             raise NeedQueues([queue_id])
-        if queue_id in bench.held and self.case.role is Role.OWNER and not self.case.was_held:
-            # Older leads wait here. The drain decides all in order, so that nobody overtakes.
-            return self._end(Outcome.HELD, Reason.BEHIND_HELD, queue_id=queue_id)
+        self.home = self.home or queue_id
         line = bench.lines[queue_id]
+        if self._would_overtake(queue_id, line):
+            # The drain comes at once and decides the older ones first; then it is this one's turn.
+            return self._end(Outcome.HELD, Reason.BEHIND_HELD, queue_id=self.home)
         away = [
             out for place in line.places if (out := self._away(bench.agents[place.agent_id], place.weight)) is not None
         ]
@@ -292,6 +362,24 @@ class _Attempt:
         path["passed_over"] = [str(a) for a in pick.passed_over]
         turn = ledger.turn_data(pick, after, gone)
         return self._assigned(pick.how.value, pick.agent_id, queue_id=queue_id, pick=pick, turn=turn)
+
+    def _would_overtake(self, queue_id: UUID, line: Line) -> bool:
+        """Whether somebody of this queue is there now whom a lead that waits longer could have."""
+        case, bench = self.case, self.bench
+        if not bench.ahead or case.role is not Role.OWNER:
+            return False
+        older = [w for w in bench.ahead if case.waits is None or (w.since, w.lead_id) < (case.waits, case.lead_id)]
+        older = [w for w in older if queue_id in bench.plan.reach(w.home, w.rule).queues]
+        if not older:
+            return False
+        there = {p.agent_id for p in line.places if p.weight and self._at_all(p.agent_id, p.weight) is None}
+        return any(there - w.had for w in older)
+
+    def _at_all(self, agent_id: UUID, weight: int) -> Unavailable | None:
+        """Why this agent can take no lead at all now, whichever it is."""
+        flags = self.flags
+        skips, weights = Flag.SKIPS in flags, Flag.WEIGHTS in flags
+        return unavailable(self.bench.agents[agent_id], weight, self.bench.now, (), skips=skips, weights=weights)
 
     def _when_nobody(self, queue_id: UUID) -> Decision:
         """Nobody in the whole chain: the policy of the lead's own queue decides."""

@@ -29,6 +29,7 @@ from routing.model import (
 )
 from routing.rotation import Line, Owed, OwedKind, Place
 from routing.rules import RuleSet
+from routing.settle import SettleTimes
 
 
 class ConfigurationChanged(Exception):
@@ -123,16 +124,25 @@ def load_plan(conn: sa.Connection, tenant: TenantRow) -> Plan:
             targets = tuple(Target(TargetKind(x["kind"]), UUID(x["id"]) if x.get("id") else None) for x in row.targets)
             rules.append(Rule(row.name, row.precedence, Role(row.role), row.condition, targets))
     q = t.queues.c
-    names = conn.execute(sa.select(q.queue_id, q.name).where(q.tenant_id == tenant.tenant_id, q.active))
+    columns = (q.queue_id, q.name, q.when_nobody, q.fallback_queue_id, q.default_agent_id)
+    queues = conn.execute(sa.select(*columns).where(q.tenant_id == tenant.tenant_id, q.active)).all()
+    settle = SettleTimes()
+    if Flag.SETTLE in tenant.flags:
+        c = t.tenants.c
+        stored = conn.execute(sa.select(c.settle).where(c.tenant_id == tenant.tenant_id)).scalar_one()
+        settle = SettleTimes.of_json(stored)
     return Plan(
         config_version=tenant.config_version,
         flags=tenant.flags,
         rules=RuleSet(rules),
         default_queue_id=tenant.default_queue_id,
-        queue_names={row.queue_id: row.name for row in names},
+        queue_names={row.queue_id: row.name for row in queues},
         target_agents=frozenset(
             x.id for rule in rules for x in rule.targets if x.kind is TargetKind.AGENT and x.id is not None
         ),
+        fallbacks={q.queue_id: q.fallback_queue_id for q in queues if q.when_nobody == WhenNobody.FALLBACK_QUEUE},
+        default_agents={q.queue_id: q.default_agent_id for q in queues if q.when_nobody == WhenNobody.DEFAULT_AGENT},
+        settle=settle,
     )
 
 
@@ -301,9 +311,16 @@ def load_agents(
 
 
 def load_queues(
-    conn: sa.Connection, tenant_id: UUID, flags: frozenset[Flag], queue_ids: Collection[UUID]
+    conn: sa.Connection,
+    tenant_id: UUID,
+    flags: frozenset[Flag],
+    queue_ids: Collection[UUID],
+    homes: Collection[UUID] = (),
 ) -> dict[UUID, QueueState]:
-    """Queues with their lines. Call with :func:`lock_queues` granted, or for showing only."""
+    """Queues with their lines. Call with :func:`lock_queues` granted, or for showing only.
+
+    A queue counts as ``held`` when owners are waited for in it, or in any of `homes`.
+    """
     if not queue_ids:
         return {}
     wanted = sa.cast(list(queue_ids), sa.ARRAY(sa.Uuid))
@@ -338,7 +355,10 @@ def load_queues(
             owed.setdefault(row.queue_id, []).append(Owed(row.owed_id, row.agent_id, OwedKind(row.kind)))
     # Of owners alone: a lead that has its owner and waits for a collaborator holds no other lead up.
     of_owners = sa.and_(lr.role == Role.OWNER.value, lr.state == "held")
-    holding = sa.exists().where(lr.tenant_id == q.tenant_id, lr.queue_id == q.queue_id, of_owners).label("held")
+    there = lr.queue_id == q.queue_id
+    if homes:
+        there = sa.or_(there, lr.queue_id == sa.any_(sa.cast(list(homes), sa.ARRAY(sa.Uuid))))
+    holding = sa.exists().where(lr.tenant_id == q.tenant_id, there, of_owners).label("held")
     wide: list[Any] = [q.queue_id, q.name, q.when_nobody, q.fallback_queue_id, q.default_agent_id, q.next_rank, holding]
     wide += [q.position, q.floor] if turning else []
     found = {}

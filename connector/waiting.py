@@ -1,0 +1,334 @@
+"""Held leads: who waits, who of them could be served now, and the drain that sees to it.
+
+A held lead is decided again by the ordinary unit: read from the CRM, rules again, normal locks. The drain feeds the
+oldest that somebody free may take, a bounded batch at a time and one batch per queue, so that two units never serve
+two parts of one wait; and everybody once after a change of configuration, page by page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from connector import inbox
+from connector.alarms import close_alarm
+from connector.database import unit
+from connector.runtime import Runtime, Tenant
+from connector.tables import alarms, deliveries, events
+from routing import store
+from routing import tables as t
+from routing.decide import Plan, QueueState, Waiting
+from routing.model import Agent, Flag, Role
+from routing.skips import unavailable
+
+# Leads that one free agent is asked about at once: each is read from the CRM, and a cap may end it after the first.
+PER_AGENT = 25
+# A unit of this many holds the lock of its queue for some tenths of a second.
+MOST = 200
+# Looked at again though nothing of ours says that they could be served: a human may have taken one unseen.
+REFRESH, REFRESH_EVERY = 50, 4
+_LOOK = 15.0
+
+
+def _held(tenant_id: UUID) -> sa.ColumnElement[bool]:
+    s, owner = t.lead_roles.c, t.lead_roles.alias("owner").c
+    # A collaborator is waited for as long as the owner is ours.
+    owned = sa.exists().where(
+        owner.tenant_id == s.tenant_id,
+        owner.lead_id == s.lead_id,
+        owner.role == Role.OWNER.value,
+        owner.state == "assigned",
+    )
+    return sa.and_(s.tenant_id == tenant_id, s.state == "held", sa.or_(s.role == Role.OWNER.value, owned))
+
+
+def _in_order(tenant_id: UUID) -> sa.ColumnElement[bool]:
+    """Not one of those that a fault or a human's decision keeps from being decided: they hold nobody up."""
+    e = events.c
+    bad = sa.select(e.lead_id).where(
+        e.tenant_id == tenant_id,
+        e.lead_id.is_not(None),
+        sa.or_(e.state == "parked", sa.and_(e.state == "waiting", e.attempt > 0)),
+    )
+    return t.lead_roles.c.lead_id.not_in(bad)
+
+
+def _latest(role: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """The join from a standing to its latest decision, which names the rule."""
+    s, d = t.lead_roles.c, t.decisions.c
+    return sa.and_(d.tenant_id == s.tenant_id, d.lead_id == s.lead_id, d.role == role, d.seq == s.seq)
+
+
+def load_waiting(
+    conn: sa.Connection,
+    tenant_id: UUID,
+    flags: frozenset[Flag],
+    role: Role,
+    homes: Collection[UUID] | None = None,
+    without: Collection[UUID] = (),
+) -> list[Waiting]:
+    """Who waits (in `homes`, or anywhere), leads that are alike told by the oldest; leads of `without` left out.
+
+    In a unit: call with its queues locked, so that whoever is waiting is so for its members as well.
+    """
+    s, d, r = t.lead_roles.c, t.decisions.c, t.returns.c
+    here = [_held(tenant_id), s.role == role.value, _in_order(tenant_id)]
+    if homes is not None:
+        here.append(s.queue_id == sa.any_(sa.cast(list(homes), sa.ARRAY(sa.Uuid))))
+    if without:
+        here.append(s.lead_id != sa.all_(sa.cast(list(without), sa.ARRAY(sa.Uuid))))
+    columns = (s.queue_id, d.rule, s.since, s.lead_id)
+    query = sa.select(*columns).outerjoin(t.decisions, _latest(s.role)).where(*here)
+    found: list[Waiting] = []
+    if Flag.CREDITS in flags and role is Role.OWNER:
+        # Who may not get them differs from lead to lead, so each of those that were returned stands for itself.
+        given_back = sa.exists().where(r.tenant_id == s.tenant_id, r.lead_id == s.lead_id, r.state == "approved")
+        rows = conn.execute(query.where(given_back)).all()
+        returned = store.load_returned(conn, tenant_id, [row.lead_id for row in rows]) if rows else {}
+        found = [
+            Waiting(row.queue_id, row.rule, returned[row.lead_id].had, row.since, row.lead_id)
+            for row in rows
+            if row.lead_id in returned
+        ]
+        query = query.where(~given_back)
+    place = sa.func.row_number().over(partition_by=(s.queue_id, d.rule), order_by=(s.since, s.lead_id))
+    each = query.add_columns(place.label("place")).subquery().c
+    rows = conn.execute(sa.select(each.queue_id, each.rule, each.since, each.lead_id).where(each.place == 1)).all()
+    return found + [Waiting(row.queue_id, row.rule, frozenset(), row.since, row.lead_id) for row in rows]
+
+
+def load_rules(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> dict[UUID, str | None]:
+    """By which rule each of these held leads waits as owner's."""
+    s, d = t.lead_roles.c, t.decisions.c
+    rows = conn.execute(
+        sa.select(s.lead_id, d.rule)
+        .join(t.decisions, _latest(s.role))
+        .where(
+            s.tenant_id == tenant_id,
+            s.lead_id == sa.any_(sa.cast(list(lead_ids), sa.ARRAY(sa.Uuid))),
+            s.role == Role.OWNER.value,
+        )
+    )
+    return {row.lead_id: row.rule for row in rows}
+
+
+# -- the drain ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """What one run leaves to the next: the configuration for which everybody was asked, and how far that came."""
+
+    version: tuple[int, int]
+    changed: bool
+    asking: dict[str, list[str] | None]  # per line of waiting: after whom; None when all were asked
+    refreshed: dict[str, list[str]]
+    round: int
+    heads: dict[str, str]
+
+    @classmethod
+    def of(cls, stored: Any, version: tuple[int, int]) -> _Cursor:
+        stored = stored or {}
+        same = stored.get("version") == list(version)
+        return cls(
+            version,
+            not same,
+            dict(stored.get("asking", {})) if same else {},
+            dict(stored.get("refreshed", {})),
+            stored.get("round", 0),
+            dict(stored.get("heads", {})),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "version": list(self.version),
+            "asking": self.asking,
+            "refreshed": self.refreshed,
+            "round": self.round + 1,
+            "heads": self.heads,
+        }
+
+
+def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
+    """One look at everybody who waits: feed those who can be served now. Seconds until the next, and the cursor."""
+    tenant_id = tenant.tenant_id
+    again = _LOOK
+    with unit(runtime.engine) as (conn, db_now):
+        row = store.tenant_row(conn, tenant_id)
+        plan = runtime.plan(conn, row)
+        cursor = _Cursor.of(stored, row.version)
+        subjects = _lock_alarms(conn, tenant_id)
+        s = t.lead_roles.c
+        lines = conn.execute(sa.select(s.role, s.queue_id).where(_held(tenant_id)).distinct()).all()
+        names = plan.queue_names
+        for subject in subjects - {names.get(q, "no queue") if q else "no queue" for _, q in lines}:
+            close_alarm(conn, tenant_id, "leads_held", subject)
+        keys = {f"{role}:{home or ''}" for role, home in lines}
+        for kept in (cursor.asking, cursor.refreshed, cursor.heads):
+            for key in kept.keys() - keys:
+                del kept[key]
+        if not lines:
+            return 900.0, cursor.as_json()
+        there = _There.load(conn, tenant_id, plan, runtime.clock(db_now))
+        waiting = {role: load_waiting(conn, tenant_id, plan.flags, role) for role in {Role(r) for r, _ in lines}}
+        for word, home in lines:
+            role, key = Role(word), f"{word}:{home or ''}"
+            if _under_way(conn, tenant_id, role, home):
+                again = min(again, 5.0)  # the unit that ends it wakes us; this is only for the case that it is lost
+                continue
+            mine = [w for w in waiting[role] if w.home == home]
+            servable = [w for w in mine if there.for_lead(w, role)]
+            line = _Line(conn, tenant_id, role, home)
+            # Whoever came to wait since the last change was decided by the configuration as it is.
+            after = cursor.asking.setdefault(key, ["", ""] if cursor.changed else None)
+            if after is not None:
+                rows = line.oldest(MOST, after=after)
+                cursor.asking[key] = [rows[-1].since.isoformat(), str(rows[-1].lead_id)] if len(rows) == MOST else None
+            elif servable:
+                agents = frozenset().union(*(there.for_lead(w, role) for w in servable))
+                rows = line.oldest(max(PER_AGENT, min(MOST, PER_AGENT * len(agents))), like=servable, all_of=mine)
+            elif cursor.round % REFRESH_EVERY == 0:
+                rows = line.oldest(REFRESH, after=cursor.refreshed.get(key))
+                cursor.refreshed[key] = (
+                    [rows[-1].since.isoformat(), str(rows[-1].lead_id)] if len(rows) == REFRESH else ["", ""]
+                )
+                line.feed(rows)
+                continue
+            else:
+                continue
+            line.feed(rows)
+            head = str(rows[0].lead_id) if rows else ""
+            # Fed again at once only as long as it leads anywhere.
+            again = min(again, 1.0 if cursor.heads.get(key) != head else _LOOK)
+            cursor.heads[key] = head
+        again = min(again, there.next_minute)
+    runtime.wake(tenant_id)
+    return again, cursor.as_json()
+
+
+def _under_way(conn: sa.Connection, tenant_id: UUID, role: Role, home: UUID | None) -> bool:
+    """Whether a batch of this line of waiting is still to be decided. One that failed before holds nobody up."""
+    s, e, d = t.lead_roles.c, events.c, deliveries.c
+    fed = (
+        sa.select(e.event_id)
+        .join(t.lead_roles, (s.tenant_id == e.tenant_id) & (s.lead_id == e.lead_id))
+        .join(deliveries, (d.tenant_id == e.tenant_id) & (d.delivery_id == e.delivery_id))
+        .where(
+            e.tenant_id == tenant_id,
+            e.state == "waiting",
+            e.attempt == 0,
+            d.source == "held",
+            s.role == role.value,
+            s.state == "held",
+            s.queue_id == home if home else s.queue_id.is_(None),
+        )
+    )
+    return bool(conn.execute(sa.select(fed.exists())).scalar_one())
+
+
+class _There:
+    """Who is there now, ready to take a lead of a queue, or any that is given to them directly."""
+
+    def __init__(
+        self, plan: Plan, queues: Mapping[UUID, QueueState], agents: Mapping[UUID, Agent], now: datetime
+    ) -> None:
+        self._plan = plan
+        self._now = now
+        self._agents = agents
+        self._of_queue = {
+            queue_id: frozenset(
+                p.agent_id for p in queue.line.places if p.weight and self._is_there(agents[p.agent_id], p.weight)
+            )
+            for queue_id, queue in queues.items()
+        }
+        timed = Flag.SKIPS in plan.flags and any(agent.hours is not None for agent in agents.values())
+        #: Seconds until hours can open next: they do so with a minute.
+        self.next_minute = 60.0 - now.second - now.microsecond / 1e6 + 0.01 if timed else _LOOK
+
+    @classmethod
+    def load(cls, conn: sa.Connection, tenant_id: UUID, plan: Plan, now: datetime) -> _There:
+        queues = store.load_queues(conn, tenant_id, plan.flags, list(plan.queue_names))
+        return cls(plan, queues, store.load_agents(conn, tenant_id, plan.flags), now)
+
+    def _is_there(self, agent: Agent, weight: int) -> bool:
+        skips, weights = Flag.SKIPS in self._plan.flags, Flag.WEIGHTS in self._plan.flags
+        return unavailable(agent, weight, self._now, (), skips=skips, weights=weights) is None
+
+    def for_lead(self, lead: Waiting, role: Role) -> frozenset[UUID]:
+        """Whoever is there and may get this lead."""
+        reach = self._plan.reach(lead.home, lead.rule, role)
+        found = {agent_id for queue_id in reach.queues for agent_id in self._of_queue.get(queue_id, ())}
+        found |= {a for a in reach.agents if a in self._agents and self._is_there(self._agents[a], 1)}
+        return frozenset(found - lead.had)
+
+
+class _Line:
+    """Those who wait in one role for one queue, in order."""
+
+    def __init__(self, conn: sa.Connection, tenant_id: UUID, role: Role, home: UUID | None) -> None:
+        self._conn = conn
+        self._tenant_id = tenant_id
+        self._role = role
+        s = t.lead_roles.c
+        of_home = s.queue_id == home if home else s.queue_id.is_(None)
+        self._which = sa.and_(_held(tenant_id), s.role == role.value, of_home, _in_order(tenant_id))
+
+    def oldest(
+        self,
+        limit: int,
+        *,
+        after: list[str] | None = None,
+        like: Sequence[Waiting] | None = None,
+        all_of: Sequence[Waiting] = (),
+    ) -> Sequence[sa.Row[Any]]:
+        """The oldest of all, those `after` one, or those who are `like` some of `all_of` who wait: ref, lead, since."""
+        s, r, d = t.lead_roles.c, t.lead_refs.c, t.decisions.c
+        # The newest ref of each lead: a merge adds one, and that is the one the CRM answers to.
+        newest = (
+            sa.select(r.ref)
+            .where(r.tenant_id == s.tenant_id, r.lead_id == s.lead_id)
+            .order_by(r.created_at.desc(), r.ref)
+            .limit(1)
+            .scalar_subquery()
+        )
+        query: Any = sa.select(newest.label("ref"), s.lead_id, s.since).where(self._which)
+        if after is not None and after[0]:
+            place = sa.tuple_(sa.literal(datetime.fromisoformat(after[0])), sa.literal(UUID(after[1])))
+            query = query.where(sa.tuple_(s.since, s.lead_id) > place)
+        if like is not None and len(like) < len(all_of):
+            rules = [w.rule for w in like if not w.had]
+            alone = sa.cast([w.lead_id for w in all_of if w.had], sa.ARRAY(sa.Uuid))
+            chosen = sa.cast([w.lead_id for w in like if w.had], sa.ARRAY(sa.Uuid))
+            by_rule = sa.or_(d.rule.in_([one for one in rules if one is not None]), d.rule.is_(None) & (None in rules))
+            query = query.outerjoin(t.decisions, _latest(s.role)).where(
+                sa.or_(s.lead_id == sa.any_(chosen), sa.and_(by_rule, s.lead_id != sa.all_(alone)))
+            )
+        found: Sequence[sa.Row[Any]] = self._conn.execute(query.order_by(s.since, s.lead_id).limit(limit)).all()
+        return found
+
+    def feed(self, rows: Sequence[sa.Row[Any]]) -> None:
+        """Back to the inbox with these, in this order."""
+        kind = "lead_changed" if self._role is Role.OWNER else "collaborators"
+        refs = [(row.ref, row.lead_id) for row in rows]
+        inbox.enqueue(self._conn, self._tenant_id, "held", refs, kind=kind, coalesce=f"held:{kind}")
+
+
+def _lock_alarms(conn: sa.Connection, tenant_id: UUID) -> set[str]:
+    """The subjects of the open alarms about held leads, locked.
+
+    Protects: an alarm that is opened, or counted up, while we look. Locked before it is read who waits, an alarm's lead
+    is seen waiting, or its decision waits for us and opens a new one. Waiting is right: a decision is short.
+    """
+    c = alarms.c
+    rows = conn.execute(
+        sa.select(c.subject)
+        .where(c.tenant_id == tenant_id, c.kind == "leads_held", c.closed_at.is_(None))
+        .order_by(c.alarm_id)
+        .with_for_update(key_share=True)
+    )
+    return set(rows.scalars())
