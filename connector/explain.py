@@ -131,7 +131,8 @@ def _open_events(conn: sa.Connection, tenant_id: UUID, lead_id: UUID, refs: Iter
             "kind": row.kind,
             "state": row.state,
             "reason": row.reason,
-            "text": event_text(row.state, row.reason),
+            "text": event_text(row.state, row.reason)
+            + (f" until {row.due_at:%Y-%m-%d %H:%M:%S}Z" if row.reason == "settling" else ""),
             "received_at": iso(row.received_at),
             "due_at": iso(row.due_at) if row.state == "waiting" else None,
         }

@@ -16,6 +16,7 @@ _STANDING = {
 }
 _EVENT = {
     "behind_write": "waits for the end of a write of this lead",
+    "settling": "waits to settle",
     "not_readable": "the CRM does not show this lead yet",
     "crm_unreadable": "the CRM could not be read; Turnlock tries again",
     "crm_paused": "calls to the CRM are paused; Turnlock goes on by itself",

@@ -29,7 +29,7 @@ from routing.rules import Tried
 
 # Behind an own write: woken by its end; this is only for the case that the wake is lost with a crash.
 BEHIND = timedelta(seconds=30)
-_FORCED = ("console", "replay")
+FORCED = ("console", "replay")
 # Later than anything that is stored: what the unit at work has just decided.
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
@@ -135,7 +135,7 @@ class Unit:
             stale=self._versions[item.lead_id] != item.version,
             released=self._row.released,
             digest=item.digest,
-            forced=item.event.source in _FORCED,
+            forced=item.event.source in FORCED,
             now=self._now,
             given_back=returned is not None and owner in returned.by,
         )

@@ -174,6 +174,8 @@ def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
                 del kept[key]
         if not lines:
             return 900.0, cursor.as_json()
+        for key in keys:  # whoever came to wait since the last change was decided by the configuration as it is
+            cursor.asking.setdefault(key, ["", ""] if cursor.changed else None)
         there = _There.load(conn, tenant_id, plan, runtime.clock(db_now))
         waiting = {role: load_waiting(conn, tenant_id, plan.flags, role) for role in {Role(r) for r, _ in lines}}
         for word, home in lines:
@@ -184,9 +186,7 @@ def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
             mine = [w for w in waiting[role] if w.home == home]
             servable = [w for w in mine if there.for_lead(w, role)]
             line = _Line(conn, tenant_id, role, home)
-            # Whoever came to wait since the last change was decided by the configuration as it is.
-            after = cursor.asking.setdefault(key, ["", ""] if cursor.changed else None)
-            if after is not None:
+            if (after := cursor.asking[key]) is not None:
                 rows = line.oldest(MOST, after=after)
                 cursor.asking[key] = [rows[-1].since.isoformat(), str(rows[-1].lead_id)] if len(rows) == MOST else None
             elif servable:
