@@ -113,7 +113,8 @@ class Unit:
         self._planned, self._plan = planned, planned.plan
         self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests)
         at = runtime.clock(self._now)
-        self._bench = Bench(self._plan, self._known.agents, self._known.queues, at, self._known.ahead)
+        known = self._known
+        self._bench = Bench(self._plan, known.agents, known.queues, at, known.ahead, known.members)
         self._open_writes = {row.lead_id for row in self._known.roles.values() if row.open_write}
         for item in sorted(self._items, key=lambda i: self._known.waiting_since(i, self._now)):
             if item.role is Role.COLLABORATOR:
@@ -315,6 +316,7 @@ class _Known:
     returned: dict[UUID, store.Returned]
     rules: dict[UUID, str | None]
     ahead: list[Waiting]
+    members: dict[UUID, dict[UUID, int]]
 
     @classmethod
     def load(
@@ -337,11 +339,15 @@ class _Known:
                 f"more than {store.SHARED_BY_MANY} leads share an email or phone, so it no longer says who the agent "
                 "is; give these leads contact data of their own in the CRM",
             )
-        homes = plan.homes(queue_ids)
-        queues = store.load_queues(conn, tenant_id, plan.flags, queue_ids, homes)
+        queues = store.load_queues(conn, tenant_id, plan.flags, queue_ids)
         mine = {lead_id for (lead_id, role), row in roles.items() if role is Role.OWNER and row.state == "held"}
-        ahead, rules = [], {}
+        ahead: list[Waiting] = []
+        members: dict[UUID, dict[UUID, int]] = {}
+        rules: dict[UUID, str | None] = {}
         if any(queue.held for queue in queues.values()):
+            served = {place.agent_id for queue in queues.values() for place in queue.line.places}
+            members = store.load_members(conn, tenant_id, plan.flags, served)
+            homes = plan.homes(members.keys() | queues.keys())
             ahead = load_waiting(conn, tenant_id, plan.flags, Role.OWNER, homes, mine)
         if mine:
             rules = load_rules(conn, tenant_id, mine)
@@ -354,7 +360,7 @@ class _Known:
         refs = _agents_by_ref(conn, tenant_id, {item.lead.owner_ref for item in items if item.lead.owner_ref})
         stood = {lead_id for lead_id, role in roles if role is Role.OWNER}
         returned = store.load_returned(conn, tenant_id, stood) if stood and Flag.CREDITS in plan.flags else {}
-        return cls(agents, queues, roles, owners, shared, refs, returned, rules, ahead)
+        return cls(agents, queues, roles, owners, shared, refs, returned, rules, ahead, members)
 
     def agent_of(self, ref: str | None) -> UUID | None:
         return self.refs.get(ref) if ref else None

@@ -178,20 +178,22 @@ def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
             cursor.asking.setdefault(key, ["", ""] if cursor.changed else None)
         there = _There.load(conn, tenant_id, plan, runtime.clock(db_now))
         waiting = {role: load_waiting(conn, tenant_id, plan.flags, role) for role in {Role(r) for r, _ in lines}}
-        for word, home in lines:
-            role, key = Role(word), f"{word}:{home or ''}"
-            if _under_way(conn, tenant_id, role, home):
+        claimed: set[UUID] = set()
+        for line in sorted((_Line(conn, tenant_id, Role(r), home, waiting[Role(r)], there) for r, home in lines)):
+            key = line.key
+            if _under_way(conn, tenant_id, line.role, line.home):
+                claimed |= line.agents
                 again = min(again, 5.0)  # the unit that ends it wakes us; this is only for the case that it is lost
                 continue
-            mine = [w for w in waiting[role] if w.home == home]
-            servable = [w for w in mine if there.for_lead(w, role)]
-            line = _Line(conn, tenant_id, role, home)
             if (after := cursor.asking[key]) is not None:
                 rows = line.oldest(MOST, after=after)
                 cursor.asking[key] = [rows[-1].since.isoformat(), str(rows[-1].lead_id)] if len(rows) == MOST else None
-            elif servable:
-                agents = frozenset().union(*(there.for_lead(w, role) for w in servable))
-                rows = line.oldest(max(PER_AGENT, min(MOST, PER_AGENT * len(agents))), like=servable, all_of=mine)
+            elif line.servable:
+                # Whoever a longer wait has a claim on is not for this one: it would be read for nothing.
+                if line.agents & claimed:
+                    again = min(again, 1.0)
+                    continue
+                rows = line.oldest(max(PER_AGENT, min(MOST, PER_AGENT * len(line.agents))), servable=True)
             elif cursor.round % REFRESH_EVERY == 0:
                 rows = line.oldest(REFRESH, after=cursor.refreshed.get(key))
                 cursor.refreshed[key] = (
@@ -201,6 +203,7 @@ def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
                 continue
             else:
                 continue
+            claimed |= line.agents
             line.feed(rows)
             head = str(rows[0].lead_id) if rows else ""
             # Fed again at once only as long as it leads anywhere.
@@ -268,25 +271,38 @@ class _There:
 
 
 class _Line:
-    """Those who wait in one role for one queue, in order."""
+    """Those who wait in one role for one queue. Lines sort by who of theirs waits longest and can be served now."""
 
-    def __init__(self, conn: sa.Connection, tenant_id: UUID, role: Role, home: UUID | None) -> None:
+    def __init__(
+        self,
+        conn: sa.Connection,
+        tenant_id: UUID,
+        role: Role,
+        home: UUID | None,
+        waiting: Sequence[Waiting],
+        there: _There,
+    ) -> None:
         self._conn = conn
         self._tenant_id = tenant_id
-        self._role = role
+        self.role, self.home, self.key = role, home, f"{role.value}:{home or ''}"
         s = t.lead_roles.c
         of_home = s.queue_id == home if home else s.queue_id.is_(None)
         self._which = sa.and_(_held(tenant_id), s.role == role.value, of_home, _in_order(tenant_id))
+        self._all = [w for w in waiting if w.home == home]
+        free = {w.lead_id: there.for_lead(w, role) for w in self._all}
+        self.servable = [w for w in self._all if free[w.lead_id]]
+        #: Whoever is there and may get one of theirs.
+        self.agents = frozenset().union(*free.values())
+        self._place = min(((w.since, w.lead_id) for w in self.servable), default=None)
 
-    def oldest(
-        self,
-        limit: int,
-        *,
-        after: list[str] | None = None,
-        like: Sequence[Waiting] | None = None,
-        all_of: Sequence[Waiting] = (),
-    ) -> Sequence[sa.Row[Any]]:
-        """The oldest of all, those `after` one, or those who are `like` some of `all_of` who wait: ref, lead, since."""
+    def __lt__(self, other: _Line) -> bool:
+        """Whether one of this line waits longer; lines where nobody can be served come last."""
+        if self._place is None or other._place is None:
+            return self._place is not None
+        return self._place < other._place
+
+    def oldest(self, limit: int, *, after: list[str] | None = None, servable: bool = False) -> Sequence[sa.Row[Any]]:
+        """The oldest of all, those `after` one, or those who can be served now: ref, lead, since."""
         s, r, d = t.lead_roles.c, t.lead_refs.c, t.decisions.c
         # The newest ref of each lead: a merge adds one, and that is the one the CRM answers to.
         newest = (
@@ -300,10 +316,10 @@ class _Line:
         if after is not None and after[0]:
             place = sa.tuple_(sa.literal(datetime.fromisoformat(after[0])), sa.literal(UUID(after[1])))
             query = query.where(sa.tuple_(s.since, s.lead_id) > place)
-        if like is not None and len(like) < len(all_of):
-            rules = [w.rule for w in like if not w.had]
-            alone = sa.cast([w.lead_id for w in all_of if w.had], sa.ARRAY(sa.Uuid))
-            chosen = sa.cast([w.lead_id for w in like if w.had], sa.ARRAY(sa.Uuid))
+        if servable and len(self.servable) < len(self._all):
+            rules = [w.rule for w in self.servable if not w.had]
+            alone = sa.cast([w.lead_id for w in self._all if w.had], sa.ARRAY(sa.Uuid))
+            chosen = sa.cast([w.lead_id for w in self.servable if w.had], sa.ARRAY(sa.Uuid))
             by_rule = sa.or_(d.rule.in_([one for one in rules if one is not None]), d.rule.is_(None) & (None in rules))
             query = query.outerjoin(t.decisions, _latest(s.role)).where(
                 sa.or_(s.lead_id == sa.any_(chosen), sa.and_(by_rule, s.lead_id != sa.all_(alone)))
@@ -313,7 +329,7 @@ class _Line:
 
     def feed(self, rows: Sequence[sa.Row[Any]]) -> None:
         """Back to the inbox with these, in this order."""
-        kind = "lead_changed" if self._role is Role.OWNER else "collaborators"
+        kind = "lead_changed" if self.role is Role.OWNER else "collaborators"
         refs = [(row.ref, row.lead_id) for row in rows]
         inbox.enqueue(self._conn, self._tenant_id, "held", refs, kind=kind, coalesce=f"held:{kind}")
 

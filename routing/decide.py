@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -33,8 +34,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """A queue as read under its lock. ``held`` says that leads wait which may have a claim on its members; ranks below
-    ``next_rank`` are used."""
+    """A queue as read under its lock. ``held`` says that leads wait, in this queue or any other of the tenant; ranks
+    below ``next_rank`` are used."""
 
     queue_id: UUID
     name: str
@@ -176,8 +177,8 @@ class NeedQueues(Exception):
 class Bench:
     """Decides the cases of one unit in order, moving the lines of its locked queues in memory.
 
-    `ahead` are the held leads that are not of this unit and have a claim on its queues: whoever they could get now is
-    not for a lead that came later.
+    `ahead` are the held leads that are not of this unit and may have a claim on its members: whoever they could get now
+    is not for a lead that came later. `members` are the members of every queue that has one of them, with weights.
     """
 
     def __init__(
@@ -187,6 +188,7 @@ class Bench:
         queues: Mapping[UUID, QueueState],
         now: datetime,
         ahead: Iterable[Waiting] = (),
+        members: Mapping[UUID, Mapping[UUID, int]] = MappingProxyType({}),
     ) -> None:
         self.plan = plan
         self.agents = agents
@@ -194,6 +196,7 @@ class Bench:
         self.now = now
         self.lines = {queue_id: q.line for queue_id, q in queues.items()}
         self.ahead = list(ahead)
+        self.members = members
 
     def decide(self, case: Case) -> Decision:
         """Decide `case`. Raises :class:`NeedQueues`; then nothing that this bench did may be kept."""
@@ -333,7 +336,7 @@ class _Attempt:
             raise NeedQueues([queue_id])
         self.home = self.home or queue_id
         line = bench.lines[queue_id]
-        if self._would_overtake(queue_id, line):
+        if self._would_overtake(line):
             # The drain comes at once and decides the older ones first; then it is this one's turn.
             return self._end(Outcome.HELD, Reason.BEHIND_HELD, queue_id=self.home)
         away = [
@@ -363,17 +366,22 @@ class _Attempt:
         turn = ledger.turn_data(pick, after, gone)
         return self._assigned(pick.how.value, pick.agent_id, queue_id=queue_id, pick=pick, turn=turn)
 
-    def _would_overtake(self, queue_id: UUID, line: Line) -> bool:
-        """Whether somebody of this queue is there now whom a lead that waits longer could have."""
+    def _would_overtake(self, line: Line) -> bool:
+        """Whether somebody of this line is there now whom a lead that waits longer could have, in whichever queue."""
         case, bench = self.case, self.bench
         if not bench.ahead or case.role is not Role.OWNER:
             return False
         older = [w for w in bench.ahead if case.waits is None or (w.since, w.lead_id) < (case.waits, case.lead_id)]
-        older = [w for w in older if queue_id in bench.plan.reach(w.home, w.rule).queues]
         if not older:
             return False
         there = {p.agent_id for p in line.places if p.weight and self._at_all(p.agent_id, p.weight) is None}
-        return any(there - w.had for w in older)
+        for waiting in older:
+            for queue_id in bench.plan.reach(waiting.home, waiting.rule).queues:
+                weights = bench.members.get(queue_id, {})
+                claimed = [a for a in there - waiting.had if weights.get(a)]
+                if any(self._at_all(agent_id, weights[agent_id]) is None for agent_id in claimed):
+                    return True
+        return False
 
     def _at_all(self, agent_id: UUID, weight: int) -> Unavailable | None:
         """Why this agent can take no lead at all now, whichever it is."""

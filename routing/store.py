@@ -315,12 +315,8 @@ def load_queues(
     tenant_id: UUID,
     flags: frozenset[Flag],
     queue_ids: Collection[UUID],
-    homes: Collection[UUID] = (),
 ) -> dict[UUID, QueueState]:
-    """Queues with their lines. Call with :func:`lock_queues` granted, or for showing only.
-
-    A queue counts as ``held`` when owners are waited for in it, or in any of `homes`.
-    """
+    """Queues with their lines. Call with :func:`lock_queues` granted, or for showing only."""
     if not queue_ids:
         return {}
     wanted = sa.cast(list(queue_ids), sa.ARRAY(sa.Uuid))
@@ -355,10 +351,7 @@ def load_queues(
             owed.setdefault(row.queue_id, []).append(Owed(row.owed_id, row.agent_id, OwedKind(row.kind)))
     # Of owners alone: a lead that has its owner and waits for a collaborator holds no other lead up.
     of_owners = sa.and_(lr.role == Role.OWNER.value, lr.state == "held")
-    there = lr.queue_id == q.queue_id
-    if homes:
-        there = sa.or_(there, lr.queue_id == sa.any_(sa.cast(list(homes), sa.ARRAY(sa.Uuid))))
-    holding = sa.exists().where(lr.tenant_id == q.tenant_id, there, of_owners).label("held")
+    holding = sa.exists().where(lr.tenant_id == q.tenant_id, of_owners).label("held")
     wide: list[Any] = [q.queue_id, q.name, q.when_nobody, q.fallback_queue_id, q.default_agent_id, q.next_rank, holding]
     wide += [q.position, q.floor] if turning else []
     found = {}
@@ -378,6 +371,23 @@ def load_queues(
             held=row.held,
             next_rank=row.next_rank,
         )
+    return found
+
+
+def load_members(
+    conn: sa.Connection, tenant_id: UUID, flags: frozenset[Flag], agent_ids: Collection[UUID]
+) -> dict[UUID, dict[UUID, int]]:
+    """Every queue that one of these agents is a member of, with those of them who are and their weights."""
+    m = t.members.c
+    columns = [m.queue_id, m.agent_id, *([m.weight] if Flag.WEIGHTS in flags else [])]
+    of_turns = [m.tag.is_not(None)] if Flag.ROTATION in flags else []
+    found: dict[UUID, dict[UUID, int]] = {}
+    for row in conn.execute(
+        sa.select(*columns).where(
+            m.tenant_id == tenant_id, m.agent_id == sa.any_(sa.cast(list(agent_ids), sa.ARRAY(sa.Uuid))), *of_turns
+        )
+    ):
+        found.setdefault(row.queue_id, {})[row.agent_id] = row.weight if Flag.WEIGHTS in flags else 1
     return found
 
 
