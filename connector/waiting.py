@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -31,7 +31,7 @@ PER_AGENT = 25
 # A unit of this many holds the lock of its queue for some tenths of a second.
 MOST = 200
 # Looked at again though nothing of ours says that they could be served: a human may have taken one unseen.
-REFRESH, REFRESH_EVERY = 50, 4
+REFRESH, REFRESH_EVERY = 50, timedelta(seconds=60)
 _LOOK = 15.0
 
 
@@ -128,19 +128,20 @@ class _Cursor:
     changed: bool
     asking: dict[str, list[str] | None]  # per line of waiting: after whom; None when all were asked
     refreshed: dict[str, list[str]]
-    round: int
+    refreshed_at: datetime
     heads: dict[str, str]
 
     @classmethod
-    def of(cls, stored: Any, version: tuple[int, int]) -> _Cursor:
+    def of(cls, stored: Any, version: tuple[int, int], now: datetime) -> _Cursor:
         stored = stored or {}
+        last = stored.get("refreshed_at")
         same = stored.get("version") == list(version)
         return cls(
             version,
             not same,
             dict(stored.get("asking", {})) if same else {},
             dict(stored.get("refreshed", {})),
-            stored.get("round", 0),
+            datetime.fromisoformat(last) if last else now,
             dict(stored.get("heads", {})),
         )
 
@@ -149,7 +150,7 @@ class _Cursor:
             "version": list(self.version),
             "asking": self.asking,
             "refreshed": self.refreshed,
-            "round": self.round + 1,
+            "refreshed_at": self.refreshed_at.isoformat(),
             "heads": self.heads,
         }
 
@@ -161,7 +162,7 @@ def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
     with unit(runtime.engine) as (conn, db_now):
         row = store.tenant_row(conn, tenant_id)
         plan = runtime.plan(conn, row)
-        cursor = _Cursor.of(stored, row.version)
+        cursor = _Cursor.of(stored, row.version, db_now)
         subjects = _lock_alarms(conn, tenant_id)
         s = t.lead_roles.c
         lines = conn.execute(sa.select(s.role, s.queue_id).where(_held(tenant_id)).distinct()).all()
@@ -178,6 +179,8 @@ def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
             cursor.asking.setdefault(key, ["", ""] if cursor.changed else None)
         there = _There.load(conn, tenant_id, plan, runtime.clock(db_now))
         waiting = {role: load_waiting(conn, tenant_id, plan.flags, role) for role in {Role(r) for r, _ in lines}}
+        refresh = db_now - cursor.refreshed_at >= REFRESH_EVERY
+        cursor.refreshed_at = db_now if refresh else cursor.refreshed_at
         claimed: set[UUID] = set()
         for line in sorted((_Line(conn, tenant_id, Role(r), home, waiting[Role(r)], there) for r, home in lines)):
             key = line.key
@@ -194,7 +197,7 @@ def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
                     again = min(again, 1.0)
                     continue
                 rows = line.oldest(max(PER_AGENT, min(MOST, PER_AGENT * len(line.agents))), servable=True)
-            elif cursor.round % REFRESH_EVERY == 0:
+            elif refresh:
                 rows = line.oldest(REFRESH, after=cursor.refreshed.get(key))
                 cursor.refreshed[key] = (
                     [rows[-1].since.isoformat(), str(rows[-1].lead_id)] if len(rows) == REFRESH else ["", ""]
