@@ -16,7 +16,7 @@ from connector import breaker, inbox, log, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
-from connector.database import is_outage, unit
+from connector.database import is_contention, is_outage, unit
 from connector.runtime import Runtime, Tenant
 from connector.tables import dedupe_keys, delivery_bodies, events
 from connector.waiting import drain
@@ -80,13 +80,22 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
     except SQLAlchemyError as failed:
         if is_outage(failed):
             raise
-        error, again = "database", 60.0
+        error, again = "database", 1.0 if is_contention(failed) else 60.0
         _log.error("chore failed", tenant=tenant.name, chore=row.kind, **log.fault(failed))
     except Exception as failed:  # noqa: BLE001 - one tenant's chore must not end the chores of all
         error, again = type(failed).__name__, 60.0
         _log.error("chore failed", tenant=tenant.name, chore=row.kind, **log.fault(failed))
-    with unit(runtime.engine) as (conn, _):
-        work.end_chore(conn, tenant_id, lease, row.kind, wanted=row.wanted, again=again, cursor=cursor, error=error)
+    for last in (False, False, False, True):
+        try:
+            with unit(runtime.engine) as (conn, _):
+                work.end_chore(
+                    conn, tenant_id, lease, row.kind, wanted=row.wanted, again=again, cursor=cursor, error=error
+                )
+            break
+        except SQLAlchemyError as failed:
+            # Whoever wakes this chore holds its row until they commit. Given up, it would sleep for its whole lease.
+            if last or not is_contention(failed):
+                raise
     return True
 
 

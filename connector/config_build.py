@@ -33,6 +33,7 @@ from routing.skips import HoursProblems, known_zone, parse_hours
 
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 _MAX_HINTS = 20
+_DEFAULT = ("settle", "default")
 _zones = cache(available_timezones)
 
 
@@ -79,7 +80,7 @@ def _is_typed(path: Path, key: str, siblings: Mapping[str, Node]) -> bool:
             return True
         kind = field_kind(siblings["field"].text or "") if "field" in siblings else None
         return kind is not None and kind.slots != (TEXTS,) and key not in ("field", "contains", "starts_with")
-    return key in ("unclaimed", "weight") or (path[0] in ("returns", "settle") and key != "sources")
+    return key in ("unclaimed", "weight", "per_day") or path == ("settle", "sources") or (*path, key) == _DEFAULT
 
 
 def _plain(node: Node, path: Path, as_typed: bool = False) -> Any:

@@ -292,15 +292,18 @@ class Unit:
             self.wants_drain = True
         if self.wants_drain:
             work.want(self._conn, self._tenant_id, "held")
-        for item in self._result.decided:
-            d = item.decision
-            if d.outcome is not Outcome.HELD or d.reason is None:
-                continue
-            if d.reason is not Reason.BEHIND_HELD:
-                work.want(self._conn, self._tenant_id, "held", within=15.0)
-                subject = self._plan.queue_names.get(d.queue_id, "no queue") if d.queue_id else "no queue"
-                text = f"leads are held ({d.reason.value}): {d.reason.remedy}"
-                open_alarm(self._conn, self._tenant_id, "leads_held", subject, text)
+        waits = {
+            (d.queue_id, d.reason)
+            for d in (item.decision for item in self._result.decided)
+            if d.outcome is Outcome.HELD and d.reason is not None and d.reason is not Reason.BEHIND_HELD
+        }
+        # Once for all leads of the unit: these rows are everybody's, and locked from here to the commit.
+        if waits and not self.wants_drain:
+            work.want(self._conn, self._tenant_id, "held", within=15.0)
+        for queue_id, reason in sorted(waits, key=str):
+            subject = self._plan.queue_names.get(queue_id, "no queue") if queue_id else "no queue"
+            text = f"leads are held ({reason.value}): {reason.remedy}"
+            open_alarm(self._conn, self._tenant_id, "leads_held", subject, text)
 
 
 @dataclass(slots=True)

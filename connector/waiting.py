@@ -28,6 +28,8 @@ from routing.skips import unavailable
 
 # Leads that one free agent is asked about at once: each is read from the CRM, and a cap may end it after the first.
 PER_AGENT = 25
+# Writes to the CRM that are due: with more than this, those who wait go on waiting, so that a new lead's is soon sent.
+BACKLOG = 25
 # A unit of this many holds the lock of its queue for some tenths of a second.
 MOST = 200
 # Looked at again though nothing of ours says that they could be served: a human may have taken one unseen.
@@ -87,15 +89,21 @@ def load_waiting(
     found: list[Waiting] = []
     if Flag.CREDITS in flags and role is Role.OWNER:
         # Who may not get them differs from lead to lead, so each of those that were returned stands for itself.
-        given_back = sa.exists().where(r.tenant_id == s.tenant_id, r.lead_id == s.lead_id, r.state == "approved")
-        rows = conn.execute(query.where(given_back)).all()
-        returned = store.load_returned(conn, tenant_id, [row.lead_id for row in rows]) if rows else {}
-        found = [
-            Waiting(row.queue_id, row.rule, returned[row.lead_id].had, row.since, row.lead_id)
-            for row in rows
-            if row.lead_id in returned
-        ]
-        query = query.where(~given_back)
+        given_back = conn.execute(
+            sa.select(r.lead_id)
+            .join(t.lead_roles, (s.tenant_id == r.tenant_id) & (s.lead_id == r.lead_id))
+            .where(r.tenant_id == tenant_id, r.state == "approved", s.role == role.value, s.state == "held")
+            .distinct()
+        )
+        if alone := list(given_back.scalars()):
+            ids = sa.cast(alone, sa.ARRAY(sa.Uuid))
+            returned = store.load_returned(conn, tenant_id, alone)
+            found = [
+                Waiting(row.queue_id, row.rule, returned[row.lead_id].had, row.since, row.lead_id)
+                for row in conn.execute(query.where(s.lead_id == sa.any_(ids)))
+                if row.lead_id in returned
+            ]
+            query = query.where(s.lead_id != sa.all_(ids))
     place = sa.func.row_number().over(partition_by=(s.queue_id, d.rule), order_by=(s.since, s.lead_id))
     each = query.add_columns(place.label("place")).subquery().c
     rows = conn.execute(sa.select(each.queue_id, each.rule, each.since, each.lead_id).where(each.place == 1)).all()
@@ -133,7 +141,8 @@ class _Cursor:
 
     @classmethod
     def of(cls, stored: Any, version: tuple[int, int], now: datetime) -> _Cursor:
-        stored = stored or {}
+        # Before the first look nothing was decided by another configuration than the present one.
+        stored = stored or {"version": list(version)}
         last = stored.get("refreshed_at")
         same = stored.get("version") == list(version)
         return cls(
@@ -177,6 +186,8 @@ def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
             return 900.0, cursor.as_json()
         for key in keys:  # whoever came to wait since the last change was decided by the configuration as it is
             cursor.asking.setdefault(key, ["", ""] if cursor.changed else None)
+        if tenant.sending and _writes_due(conn, tenant_id) > BACKLOG:
+            return 0.5, cursor.as_json()
         there = _There.load(conn, tenant_id, plan, runtime.clock(db_now))
         waiting = {role: load_waiting(conn, tenant_id, plan.flags, role) for role in {Role(r) for r, _ in lines}}
         refresh = db_now - cursor.refreshed_at >= REFRESH_EVERY
@@ -186,7 +197,7 @@ def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
             key = line.key
             if _under_way(conn, tenant_id, line.role, line.home):
                 claimed |= line.agents
-                again = min(again, 5.0)  # the unit that ends it wakes us; this is only for the case that it is lost
+                again = min(again, 1.0)  # the unit that ends it wakes us if it led anywhere
                 continue
             if (after := cursor.asking[key]) is not None:
                 rows = line.oldest(MOST, after=after)
@@ -215,6 +226,17 @@ def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
         again = min(again, there.next_minute)
     runtime.wake(tenant_id)
     return again, cursor.as_json()
+
+
+def _writes_due(conn: sa.Connection, tenant_id: UUID) -> int:
+    """How many writes of owners and collaborators are due; counted no further than matters."""
+    o = t.outbox.c
+    due = (
+        sa.select(o.outbox_id)
+        .where(o.tenant_id == tenant_id, o.state == "open", o.kind != "note", o.due_at <= sa.func.clock_timestamp())
+        .limit(BACKLOG + 1)
+    )
+    return int(conn.execute(sa.select(sa.func.count()).select_from(due.subquery())).scalar_one())
 
 
 def _under_way(conn: sa.Connection, tenant_id: UUID, role: Role, home: UUID | None) -> bool:

@@ -169,12 +169,12 @@ def test_the_schema_comes_by_migrate_alone_as_far_as_asked(empty: Cli) -> None:
     assert modes["rotation"] == ("on", True)
     assert modes["skips"] == ("off", False)
     assert "revision 0005_skips is not applied" in empty("flags", "acme", "skips", "on", code=1).stderr
-    assert "0003_rotation; `turnlock migrate` brings weights, skips" in empty("check", code=1).stdout
+    assert "0003_rotation; `turnlock migrate` brings weights, skips, credits, settle" in empty("check", code=1).stdout
     assert empty("agents", "list", "acme").stdout.startswith("No agent yet")
     assert "no agent 'ana'" in empty("pause", "acme", "ana", code=1).stderr
 
-    assert empty.json("migrate")["after"] == "0005_skips"
-    assert empty("migrate").stdout == "The schema is at 0005_skips; nothing to do.\n"
+    assert empty.json("migrate")["after"] == "0009_settle"
+    assert empty("migrate").stdout == "The schema is at 0009_settle; nothing to do.\n"
 
 
 def test_a_new_embedded_database_gets_its_schema_with_the_first_command(tmp_path: Path) -> None:
@@ -386,7 +386,10 @@ def test_flags_keep_their_order(acme: Cli) -> None:
     assert "weights cannot be on while rotation is off; `turnlock flags TENANT rotation on`" in done.stderr
     found = acme.json("flags", "acme", "rotation", "on")
     modes = {row["flag"]: row["mode"] for row in found["flags"]}
-    assert modes == {"write_back": "on", "rules": "on", "rotation": "on", "weights": "off", "skips": "off"}
+    assert modes == {"write_back": "on", "rules": "on", "rotation": "on", "weights": "off", "skips": "off"} | {
+        "credits": "on",
+        "settle": "on",
+    }
 
 
 def test_a_ledger_still_follows_after_members_changed_while_the_rotation_was_off(acme: Cli) -> None:
