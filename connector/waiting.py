@@ -31,7 +31,7 @@ PER_AGENT = 25
 # Writes to the CRM that are due: with more than this, those who wait go on waiting, so that a new lead's is soon sent.
 BACKLOG = 25
 # A unit of this many holds the lock of its queue for some tenths of a second.
-MOST = 200
+MOST = 100
 # Looked at again though nothing of ours says that they could be served: a human may have taken one unseen.
 REFRESH, REFRESH_EVERY = 50, timedelta(seconds=60)
 _LOOK = 15.0
