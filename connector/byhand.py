@@ -103,7 +103,12 @@ def _under_way(conn: sa.Connection, tenant_id: UUID, event_id: UUID, lead_id: UU
     due = sa.union_all(
         sa.select(o.due_at).where(o.tenant_id == tenant_id, o.lead_id == lead_id, o.kind != "note", o.state == "open"),
         sa.select(e.due_at).where(
-            e.tenant_id == tenant_id, e.lead_id == lead_id, e.state == "waiting", e.event_id != event_id
+            e.tenant_id == tenant_id,
+            e.lead_id == lead_id,
+            e.state == "waiting",
+            e.event_id != event_id,
+            # What waits to settle brings no news to a lead that was decided by hand meanwhile.
+            e.reason.is_distinct_from("settling"),
         ),
     ).subquery()
     first = conn.execute(sa.select(sa.extract("epoch", sa.func.min(due.c.due_at) - _CLOCK))).scalar_one()

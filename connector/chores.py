@@ -16,24 +16,20 @@ from connector import breaker, inbox, log, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
-from connector.database import at_rest, is_outage, unit
+from connector.database import is_contention, is_outage, unit
 from connector.reading import keep_identities
-from connector.returning import next_return
 from connector.runtime import Runtime, Tenant
-from connector.tables import alarms, dedupe_keys, delivery_bodies, events
+from connector.tables import dedupe_keys, delivery_bodies, events
+from connector.waiting import drain
 from routing import store
 from routing import tables as t
 from routing.facts import lead_from_json
 from routing.model import Flag, Role
-from routing.skips import quiet_until, unavailable
 
 # Webhooks are late, retried and out of order: each sweep looks this far behind the last.
 SWEEP_OVERLAP = timedelta(minutes=15)
 # A sweep of an account never swept before looks back this far.
 SWEEP_FIRST = timedelta(hours=24)
-_HELD_BATCH = 200
-# Leads wait for somebody's doing (which wakes the drain) or for an instant that is known; this is for a lost wake.
-_HELD_ALL = timedelta(minutes=5)
 _KEYS_LIVE = timedelta(days=90)  # longer than any sender retries (the longest known: 8 hours, by hand 30 days)
 
 _ASK_THE_CRM = frozenset({"agents", "sweep"})
@@ -51,10 +47,9 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of a chore: the cursor that its last run left, and how often it was wanted up to now."""
+    """One run of a chore: the cursor that its last run left."""
 
     cursor: Any
-    wanted: int
 
 
 def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
@@ -73,7 +68,7 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
     again, cursor, error = 86400.0, None, None
     try:
         if chore is not None:
-            again, cursor = chore(runtime, tenant, Call(row.cursor, row.wanted))
+            again, cursor = chore(runtime, tenant, Call(row.cursor))
     except CrmError as failed:
         error = f"{failed.outcome.value}_{failed.status or failed.fault or ''}"
         again = max(failed.retry_after or 0.0, 60.0)
@@ -87,13 +82,22 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
     except SQLAlchemyError as failed:
         if is_outage(failed):
             raise
-        error, again = "database", 60.0
+        error, again = "database", 1.0 if is_contention(failed) else 60.0
         _log.error("chore failed", tenant=tenant.name, chore=row.kind, **log.fault(failed))
     except Exception as failed:  # noqa: BLE001 - one tenant's chore must not end the chores of all
         error, again = type(failed).__name__, 60.0
         _log.error("chore failed", tenant=tenant.name, chore=row.kind, **log.fault(failed))
-    with unit(runtime.engine) as (conn, _):
-        work.end_chore(conn, tenant_id, lease, row.kind, wanted=row.wanted, again=again, cursor=cursor, error=error)
+    for last in (False, False, False, True):
+        try:
+            with unit(runtime.engine) as (conn, _):
+                work.end_chore(
+                    conn, tenant_id, lease, row.kind, wanted=row.wanted, again=again, cursor=cursor, error=error
+                )
+            break
+        except SQLAlchemyError as failed:
+            # Whoever wakes this chore holds its row until they commit. Given up, it would sleep for its whole lease.
+            if last or not is_contention(failed):
+                raise
     return True
 
 
@@ -236,104 +240,7 @@ def _sweep(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
 
 
 def _held(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
-    """Feed the oldest held leads back to the inbox.
-
-    A queue's own leads as soon as one of its members is available. The others may have a way out by a rule, a
-    fallback or the configuration that only the ordinary way finds: they are fed when something changed, be it that
-    somebody wanted it or that time passed the instant at which the next agent was to be back.
-    """
-    tenant_id = tenant.tenant_id
-    before = call.cursor or {}
-    again = _HELD_ALL.total_seconds()
-    with unit(runtime.engine) as (conn, db_now):
-        row = store.tenant_row(conn, tenant_id)
-        subjects = _lock_held_alarms(conn, tenant_id)
-        s, owner = t.lead_roles.c, t.lead_roles.alias("owner").c
-        # A collaborator is waited for as long as the owner is ours.
-        owned = sa.exists().where(
-            owner.tenant_id == s.tenant_id,
-            owner.lead_id == s.lead_id,
-            owner.role == Role.OWNER.value,
-            owner.state == "assigned",
-        )
-        held = sa.and_(s.tenant_id == tenant_id, s.state == "held", sa.or_(s.role == Role.OWNER.value, owned))
-        waiting = {(w.role, w.queue_id) for w in conn.execute(sa.select(s.role, s.queue_id).where(held).distinct())}
-        queues = store.load_queues(conn, tenant_id, row.flags, {q for _, q in waiting if q})
-        for subject in subjects - {queues[q].name if q in queues else "no queue" for _, q in waiting}:
-            close_alarm(conn, tenant_id, "leads_held", subject)
-        if not waiting:
-            return 900.0, {"wanted": call.wanted}
-        members = {p.agent_id for q in queues.values() for p in q.line.places}
-        agents = store.load_agents(conn, tenant_id, row.flags, members)
-        now = runtime.clock(db_now)
-        back = before.get("back")
-        all_of_them = before.get("wanted") != call.wanted or (back is not None and datetime.fromisoformat(back) <= now)
-        fed = before.get("fed")
-        all_of_them = all_of_them or fed is None or db_now - datetime.fromisoformat(fed) >= _HELD_ALL
-        loads = store.count_loads(conn, tenant_id, agents.values(), now)
-        skips, weights = Flag.SKIPS in row.flags, Flag.WEIGHTS in row.flags
-        for role, queue_id in waiting:
-            queue = queues.get(queue_id) if queue_id else None
-            places = queue.line.places if queue is not None and quiet_until(queue.quiet, now) is None else ()
-            free = any(
-                unavailable(
-                    agents[p.agent_id], p.weight, now, (), load=loads.get(p.agent_id), skips=skips, weights=weights
-                )
-                is None
-                for p in places
-            )
-            if free or all_of_them:
-                of_queue = s.queue_id == queue_id if queue_id else s.queue_id.is_(None)
-                full = _feed_oldest(conn, tenant_id, Role(role), sa.and_(held, s.role == role, of_queue))
-                again = min(again, 1.0 if full else 15.0) if free else again
-    runtime.wake(tenant_id)
-    with at_rest(runtime.engine) as conn:  # apart, because it looks at everybody, and alarms were locked above
-        coming = next_return(conn, tenant_id, row.flags, now)
-    if coming is not None:
-        again = min(again, max((coming - now).total_seconds(), 0.05))
-    fed = db_now.isoformat() if all_of_them else fed
-    return again, {"wanted": call.wanted, "back": coming.isoformat() if coming else None, "fed": fed}
-
-
-def _feed_oldest(conn: sa.Connection, tenant_id: UUID, role: Role, which: sa.ColumnElement[bool]) -> bool:
-    """Feed the oldest of these; whether more may wait behind them. Those that are on their way are not fed twice, and
-    hold the next ones back: a second unit could otherwise serve the younger before them."""
-    s, r, e = t.lead_roles.c, t.lead_refs.c, events.c
-    under_way = sa.exists().where(e.tenant_id == s.tenant_id, e.lead_id == s.lead_id, e.state == "waiting")
-    # The newest ref of each lead: a merge adds one, and that is the one the CRM answers to.
-    newest = (
-        sa.select(r.ref)
-        .where(r.tenant_id == s.tenant_id, r.lead_id == s.lead_id)
-        .order_by(r.created_at.desc(), r.ref)
-        .limit(1)
-        .scalar_subquery()
-    )
-    oldest = conn.execute(
-        sa.select(newest.label("ref"), s.lead_id, under_way.label("under_way"))
-        .where(which)
-        .order_by(s.since, s.lead_id)
-        .limit(_HELD_BATCH)
-    ).all()
-    kind = "lead_changed" if role is Role.OWNER else "collaborators"
-    refs = [(row.ref, row.lead_id) for row in oldest if not row.under_way]
-    inbox.enqueue(conn, tenant_id, "held", refs, kind=kind, coalesce=f"held:{kind}")
-    return len(oldest) == _HELD_BATCH
-
-
-def _lock_held_alarms(conn: sa.Connection, tenant_id: UUID) -> set[str]:
-    """The subjects of the open alarms about held leads, locked.
-
-    Protects: an alarm that is opened, or counted up, while we look. Locked before it is read who waits, an alarm's lead
-    is seen waiting, or its decision waits for us and opens a new one. Waiting is right: a decision is short.
-    """
-    c = alarms.c
-    rows = conn.execute(
-        sa.select(c.subject)
-        .where(c.tenant_id == tenant_id, c.kind == "leads_held", c.closed_at.is_(None))
-        .order_by(c.alarm_id)
-        .with_for_update(key_share=True)
-    )
-    return set(rows.scalars())
+    return drain(runtime, tenant, call.cursor)
 
 
 # -- audit, retention -------------------------------------------------------------------------------------------
@@ -356,12 +263,16 @@ def _audit(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
 
 
 def _retention(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
-    """Personal data and keys past their time go: bodies, payloads of closed events, dedupe keys."""
+    """Personal data and keys past their time go: bodies, payloads of closed events, agents' words, dedupe keys."""
     days = timedelta(days=runtime.settings.body_retention_days)
     with unit(runtime.engine) as (conn, now):
         b, k = delivery_bodies.c, dedupe_keys.c
         conn.execute(sa.delete(delivery_bodies).where(b.tenant_id == tenant.tenant_id, b.received_at < now - days))
         conn.execute(sa.delete(dedupe_keys).where(k.tenant_id == tenant.tenant_id, k.seen_at < now - _KEYS_LIVE))
+        if Flag.CREDITS in runtime.stages(conn):
+            r = t.returns.c
+            old = sa.and_(r.tenant_id == tenant.tenant_id, r.decided_at < now - days, r.words.is_not(None))
+            conn.execute(sa.update(t.returns).where(old).values(words=None))
     return 86400.0, None
 
 

@@ -20,6 +20,7 @@ import yaml
 from connector.config_build import Builder, Directory
 from connector.config_model import (
     CLOSED_STAGES,
+    RETURNS_PER_DAY,
     AgentFacts,
     Config,
     ConfigNote,
@@ -37,6 +38,7 @@ from routing.conditions import in_zone
 from routing.fields import DAYS
 from routing.model import Hours, Leave, Role, Rule, Target, TargetKind, WhenNobody
 from routing.rule_lint import lint_rules
+from routing.settle import SettleTimes
 
 __all__ = [
     "AgentFacts",
@@ -51,6 +53,7 @@ __all__ = [
     "QueueConfig",
     "Released",
     "RuleConfig",
+    "SettleTimes",
     "digest",
     "export",
     "parse",
@@ -141,6 +144,10 @@ def export(config: Config, agents: Iterable[KnownAgent]) -> str:
         out["caps_zone"] = config.caps_zone
     if config.closed_stages != CLOSED_STAGES:
         out["closed_stages"] = list(config.closed_stages)
+    if config.returns_per_day != RETURNS_PER_DAY:
+        out["returns"] = {"per_day": config.returns_per_day}
+    if config.settle != SettleTimes():
+        out["settle"] = config.settle.as_json()
     if config.agents:
         named = sorted((word(agent_id), facts) for agent_id, facts in config.agents.items())
         out["agents"] = {name: _facts(facts) for name, facts in named}
@@ -249,9 +256,12 @@ def digest(config: Config) -> bytes:
     for key in ("zone", "country"):
         if (value := getattr(config, key)) is not None:
             meaning[key] = value
-    # What came later counts only where it is used, so that a file of before keeps its digest.
     if config.caps_zone is not None or config.closed_stages != CLOSED_STAGES:
         meaning["caps"] = [config.caps_zone, config.closed_stages]
+    if config.returns_per_day != RETURNS_PER_DAY:
+        meaning["returns"] = config.returns_per_day
+    if config.settle != SettleTimes():
+        meaning["settle"] = config.settle.as_json()
     canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"), default=dict)
     return hashlib.sha256(canonical.encode("ascii")).digest()
 

@@ -15,6 +15,7 @@ from phonenumbers import SUPPORTED_REGIONS
 from adapters.base import Capability
 from connector.config_model import (
     CLOSED_STAGES,
+    RETURNS_PER_DAY,
     AgentFacts,
     Config,
     ConfigTarget,
@@ -30,8 +31,9 @@ from connector.schema_words import Path, faults, nearest, one_of, show
 from routing.absence import parse_holidays, parse_leave
 from routing.clocks import known_zone
 from routing.conditions import compile_condition, in_zone
-from routing.fields import TEXTS, ConditionProblems, ConfigurationProblems, field_kind
+from routing.fields import TEXTS, ConditionProblems, ConfigurationProblems, field_kind, normal_text
 from routing.model import Caps, Quiet, Role, Rule, TargetKind, UnassignedDefinition, WhenNobody
+from routing.settle import SettleTimes
 from routing.skips import parse_hours
 from routing.stored import policies
 
@@ -39,6 +41,7 @@ _P = TypeVar("_P")
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 _MAX_HINTS = 20
 CAPS = ("hour", "day", "week", "open")
+_DEFAULT = ("settle", "default")
 _zones = cache(available_timezones)
 
 
@@ -87,7 +90,7 @@ def _is_typed(path: Path, key: str, siblings: Mapping[str, Node]) -> bool:
         return kind is not None and kind.slots != (TEXTS,) and key not in ("field", "zone", "contains", "starts_with")
     if path[0] == "agents" and path[2:] == ("caps",):
         return key in CAPS
-    return key in ("unclaimed", "weight")
+    return key in ("unclaimed", "weight", "per_day") or path == ("settle", "sources") or (*path, key) == _DEFAULT
 
 
 def _plain(node: Node, path: Path, as_typed: bool = False) -> Any:
@@ -107,6 +110,10 @@ def _items(value: object) -> dict[str, Any]:
 
 def _entries(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _whole(value: object, default: int) -> int:
+    return value if type(value) is int else default
 
 
 class Builder:
@@ -156,6 +163,8 @@ class Builder:
             released=Released.LEAVE if released == "leave" else Released.ROUTE_AGAIN,
             caps_zone=self._zone(("caps_zone",), self.raw.get("caps_zone")),
             closed_stages=CLOSED_STAGES if closed is None else tuple(stages[low] for low in sorted(stages)),
+            returns_per_day=_whole(_items(self.raw.get("returns")).get("per_day"), RETURNS_PER_DAY),
+            settle=self._settle(_items(self.raw.get("settle"))),
             agents=MappingProxyType(agents),
             queues=tuple(sorted(queues, key=lambda queue: queue.name)),
             rules=tuple(rules),
@@ -217,6 +226,16 @@ class Builder:
             self.house.add(known.ref if known else text)
         ponds = frozenset(p for p in _entries(raw.get("ponds")) if isinstance(p, str))
         return UnassignedDefinition(frozenset(self.house), ponds, raw.get("unclaimed") is True)
+
+    def _settle(self, raw: dict[str, Any]) -> SettleTimes:
+        sources = {name: _whole(seconds, 0) for name, seconds in _items(raw.get("sources")).items()}
+        first: dict[str, str] = {}
+        for name in sources:
+            before = first.setdefault(normal_text(name), name)
+            if before != name:
+                what = f'means the same source as "{before[:100]}" (case and accents do not count)'
+                self.problem(("settle", "sources", name), what, "keep one of the two", of_key=True)
+        return SettleTimes(_whole(raw.get("default"), 0), MappingProxyType(sources))
 
     def _agents(self, raw: dict[str, Any]) -> Iterator[tuple[UUID, AgentFacts]]:
         seen: dict[UUID, str] = {}

@@ -22,6 +22,7 @@ from routing.model import (
     UnassignedDefinition,
     WhenNobody,
 )
+from routing.settle import SettleTimes
 
 #: Stages in which a lead no longer counts as open, where the admin names none. Case does not count.
 CLOSED_STAGES = ("Closed", "Converted", "Lost", "Past Client", "Trash")
@@ -102,6 +103,10 @@ class RuleConfig:
     targets: tuple[ConfigTarget, ...]
 
 
+#: How many leads an agent may ask to return in a day, unless the configuration says otherwise.
+RETURNS_PER_DAY = 5
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """A whole configuration. ``queues`` stand in order of name, ``rules`` in order of precedence.
@@ -118,6 +123,8 @@ class Config:
     released: Released = Released.ROUTE_AGAIN
     caps_zone: str | None = None
     closed_stages: tuple[str, ...] = CLOSED_STAGES
+    returns_per_day: int = RETURNS_PER_DAY
+    settle: SettleTimes = field(default_factory=SettleTimes)
     agents: Mapping[UUID, AgentFacts] = field(default_factory=lambda: MappingProxyType({}))
     queues: tuple[QueueConfig, ...] = ()
     rules: tuple[RuleConfig, ...] = ()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from connector import config as yaml_config
 from connector import work
-from connector.config_model import Config, ConfigTarget, KnownAgent, Member, QueueConfig
+from connector.config_model import RETURNS_PER_DAY, Config, ConfigTarget, KnownAgent, Member, QueueConfig
 from connector.database import new_id, unit
 from connector.errors import TurnlockError
 from connector.runtime import Runtime, Tenant
@@ -72,58 +72,115 @@ def apply(runtime: Runtime, tenant: Tenant, text: str | bytes, actor: str) -> Ap
     A save without a change of meaning bumps no version. Members keep their places: adding, removing and re-weighting
     never reset anyone.
     """
-    capabilities = frozenset(c.value for c in tenant.adapter.capabilities)
+    document = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     with unit(runtime.engine) as (conn, now):
-        c = t.tenants.c
-        # First in the lock order: two applies take turns, and a unit that holds the row shared finishes before us.
-        held = conn.execute(
-            sa.select(c.config_version).where(c.tenant_id == tenant.tenant_id).with_for_update(key_share=True)
-        ).scalar_one()
+        held = _hold_still(conn, tenant.tenant_id)
         agents = known_agents(conn, tenant.tenant_id)
-        config = yaml_config.parse(text, known_agents=agents, capabilities=capabilities)
-        _refuse_beyond_schema(runtime, conn, config)
-        digest = yaml_config.digest(config)
-        v = config_versions.c
-        before = conn.execute(
-            sa.select(v.digest).where(v.tenant_id == tenant.tenant_id, v.version == held)
-        ).scalar_one_or_none()
-        if before is not None and bytes(before) == digest:
-            return Applied(held, False, _warnings(config))
-        queue_ids = _queues(runtime, conn, tenant.tenant_id, config, actor, now)
-        if Flag.RULES in runtime.stages(conn):
-            _rules(conn, tenant.tenant_id, config, queue_ids)
-        if Flag.SKIPS in runtime.stages(conn):
-            _agent_facts(conn, tenant.tenant_id, config)
-        if Flag.HOUSEHOLDS in runtime.stages(conn):
-            conn.execute(sa.update(t.tenants).where(c.tenant_id == tenant.tenant_id).values(country=config.country))
-            work.want(conn, tenant.tenant_id, "identities")
-        if Flag.CAPACITY in runtime.stages(conn):
-            _caps(conn, tenant.tenant_id, config)
-        document = text.decode("utf-8") if isinstance(text, bytes) else text
-        conn.execute(
-            sa.insert(config_versions).values(
-                tenant_id=tenant.tenant_id, version=held + 1, document=document, digest=digest, actor=actor
-            )
-        )
-        definition = config.unassigned
-        conn.execute(
-            sa.update(t.tenants)
-            .where(c.tenant_id == tenant.tenant_id)
-            .values(
-                config_version=held + 1,
-                default_queue_id=queue_ids[config.default_queue] if config.default_queue else None,
-                released=config.released.value,
-                unassigned={
-                    "users": sorted(definition.user_refs),
-                    "ponds": sorted(definition.pond_refs),
-                    "unclaimed": definition.include_unclaimed,
-                },
-            )
-        )
-        work.want(conn, tenant.tenant_id, "held")
-        work.want(conn, tenant.tenant_id, "sweep")
+        config = yaml_config.parse(text, known_agents=agents, capabilities=_capabilities(tenant))
+        applied = _put(runtime, conn, tenant.tenant_id, config, document, held, Who(actor), now)
     runtime.wake()
-    return Applied(held + 1, True, _warnings(config))
+    return replace(applied, warnings=_warnings(config))
+
+
+def edit(runtime: Runtime, tenant: Tenant, change: Callable[[Config], Config], actor: str, why: str) -> Applied:
+    """Apply what `change` makes of the configuration in force, as a new version; `why` goes into the ledgers it moves.
+
+    The version is written out as :func:`connector.config.export` does, so an export stays true, without comments.
+    Raises like :func:`apply`, what `change` raises, and :class:`TurnlockError` while there is no configuration yet.
+    """
+    with unit(runtime.engine) as (conn, now):
+        held = _hold_still(conn, tenant.tenant_id)
+        agents, capabilities = known_agents(conn, tenant.tenant_id), _capabilities(tenant)
+        stored = current(conn, tenant.tenant_id)
+        if stored is None:
+            raise TurnlockError(
+                f"{tenant.name!r} has no configuration yet; `turnlock config apply` makes the first one"
+            )
+        config = change(yaml_config.parse(stored[1], known_agents=agents, capabilities=capabilities))
+        document = yaml_config.export(config, agents)
+        # Read back: whatever a file could not say is refused here, too, and the version in force is one a file can say.
+        config = yaml_config.parse(document, known_agents=agents, capabilities=capabilities)
+        applied = _put(runtime, conn, tenant.tenant_id, config, document, held, Who(actor, why), now)
+    runtime.wake()
+    return replace(applied, warnings=_warnings(config))
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Who changes a configuration, and why where they said so."""
+
+    actor: str
+    why: str | None = None
+
+
+def _capabilities(tenant: Tenant) -> frozenset[str]:
+    return frozenset(c.value for c in tenant.adapter.capabilities)
+
+
+def _hold_still(conn: sa.Connection, tenant_id: UUID) -> int:
+    """Lock the configuration row; the version in force.
+
+    First in the lock order: two applies take turns, and a unit that holds the row shared finishes before us.
+    """
+    c = t.tenants.c
+    held: int = conn.execute(
+        sa.select(c.config_version).where(c.tenant_id == tenant_id).with_for_update(key_share=True)
+    ).scalar_one()
+    return held
+
+
+def _put(
+    runtime: Runtime,
+    conn: sa.Connection,
+    tenant_id: UUID,
+    config: Config,
+    document: str,
+    held: int,
+    who: Who,
+    now: datetime,
+) -> Applied:
+    """Make `config` the one in force, unless it means the same as version `held`. Call with the row locked."""
+    stages = runtime.stages(conn)
+    _refuse_beyond_schema(runtime, conn, config)
+    digest = yaml_config.digest(config)
+    c, v = t.tenants.c, config_versions.c
+    before = conn.execute(sa.select(v.digest).where(v.tenant_id == tenant_id, v.version == held)).scalar_one_or_none()
+    if before is not None and bytes(before) == digest:
+        return Applied(held, False)
+    queue_ids = _queues(runtime, conn, tenant_id, config, who, now)
+    if Flag.RULES in stages:
+        _rules(conn, tenant_id, config, queue_ids)
+    if Flag.SKIPS in stages:
+        _agent_facts(conn, tenant_id, config)
+    if Flag.CAPACITY in stages:
+        _caps(conn, tenant_id, config)
+    conn.execute(
+        sa.insert(config_versions).values(
+            tenant_id=tenant_id, version=held + 1, document=document, digest=digest, actor=who.actor
+        )
+    )
+    definition = config.unassigned
+    values: dict[str, Any] = {
+        "config_version": held + 1,
+        "default_queue_id": queue_ids[config.default_queue] if config.default_queue else None,
+        "released": config.released.value,
+        "unassigned": {
+            "users": sorted(definition.user_refs),
+            "ponds": sorted(definition.pond_refs),
+            "unclaimed": definition.include_unclaimed,
+        },
+    }
+    if Flag.HOUSEHOLDS in stages:
+        values["country"] = config.country
+        work.want(conn, tenant_id, "identities")
+    if Flag.CREDITS in stages:
+        values["returns_per_day"] = config.returns_per_day
+    if Flag.SETTLE in stages:
+        values["settle"] = config.settle.as_json()
+    conn.execute(sa.update(t.tenants).where(c.tenant_id == tenant_id).values(**values))
+    work.want(conn, tenant_id, "held")
+    work.want(conn, tenant_id, "sweep")
+    return Applied(held + 1, True)
 
 
 def _warnings(config: Config) -> tuple[str, ...]:
@@ -142,6 +199,8 @@ def _refuse_beyond_schema(runtime: Runtime, conn: sa.Connection, config: Config)
         or any(target.kind is TargetKind.SAME_HOUSEHOLD for rule in config.rules for target in rule.targets),
         Flag.SKIPS: bool(config.agents) or any(q.quiet_hours or q.skip_policy for q in config.queues),
         Flag.CAPACITY: config.caps_zone is not None or any(facts.caps for facts in config.agents.values()),
+        Flag.CREDITS: config.returns_per_day != RETURNS_PER_DAY,
+        Flag.SETTLE: bool(config.settle),
     }
     missing = [flag.value for flag, needed in needs.items() if needed and flag not in stages]
     if missing:
@@ -211,7 +270,7 @@ def _caps(conn: sa.Connection, tenant_id: UUID, config: Config) -> None:
 
 
 def _queues(
-    runtime: Runtime, conn: sa.Connection, tenant_id: UUID, config: Config, actor: str, now: datetime
+    runtime: Runtime, conn: sa.Connection, tenant_id: UUID, config: Config, who: Who, now: datetime
 ) -> dict[str, UUID]:
     """Queues and members as configured; gives the queues' ids by name. Calls the one queue lock for all at once."""
     stages = runtime.stages(conn)
@@ -243,7 +302,7 @@ def _queues(
                 }
         conn.execute(sa.update(t.queues).where(q.tenant_id == tenant_id, q.queue_id == queue_id).values(**values))
         members = configured.members if configured is not None else ()
-        set_members(conn, tenant_id, queue_id, members, stages=stages, flags=flags, actor=actor, now=now)
+        set_members(conn, tenant_id, queue_id, members, stages=stages, flags=flags, who=who, now=now)
     return {name: ids[name] for name in wanted}
 
 
@@ -255,7 +314,7 @@ def set_members(
     *,
     stages: frozenset[Flag],
     flags: frozenset[Flag],
-    actor: str,
+    who: Who,
     now: datetime,
 ) -> None:
     """Make `members` the members of a queue, moving its line by ledger entries. Call with the queue locked.
@@ -272,9 +331,9 @@ def set_members(
     ranks = {row.agent_id: row.rank for row in conn.execute(sa.select(m.agent_id, m.rank).where(of_queue))}
     present = set(ranks)
     weights = {member.agent_id: member.weight for member in members}
-    moves = saving.Moves(state.line, state.next_rank, actor)
+    moves = saving.Moves(state.line, state.next_rank, who.actor)
     if begun:
-        _move(moves, weights, weighted=Flag.WEIGHTS in flags)
+        _move(moves, weights, who.why, weighted=Flag.WEIGHTS in flags)
     else:
         start_line(moves, [(a, ranks.get(a), w if Flag.WEIGHTS in flags else 1) for a, w in weights.items()])
     if leavers := present - weights.keys():
@@ -299,26 +358,26 @@ def set_members(
         )
 
 
-def _move(moves: saving.Moves, weights: dict[UUID, int], *, weighted: bool) -> None:
+def _move(moves: saving.Moves, weights: dict[UUID, int], why: str | None, *, weighted: bool) -> None:
     """Leavers leave, the re-weighted are re-weighted, joiners join: in that order, so that joiners see the rest."""
     for place in moves.line.places:
         weight = weights.get(place.agent_id)
         if weight is None:
-            moves.do(Kind.LEAVE, agent=str(place.agent_id))
+            moves.do(Kind.LEAVE, why, agent=str(place.agent_id))
         elif weighted and weight != place.weight:
-            reweight(moves, place, weight)
+            reweight(moves, place, weight, why)
     standing = {place.agent_id for place in moves.line.places}
     for agent_id, weight in weights.items():
         if agent_id not in standing:
-            moves.do(Kind.JOIN, agent=str(agent_id), rank=moves.rank(), weight=weight if weighted else 1)
+            moves.do(Kind.JOIN, why, agent=str(agent_id), rank=moves.rank(), weight=weight if weighted else 1)
 
 
-def reweight(moves: saving.Moves, place: rotation.Place, weight: int) -> None:
+def reweight(moves: saving.Moves, place: rotation.Place, weight: int, why: str | None = None) -> None:
     """Give a member another weight; from 0 they go to the back, for which a rank is given out."""
     if place.weight == 0 and weight:
-        moves.do(Kind.REWEIGHT, agent=str(place.agent_id), weight=weight, rank=moves.rank())
+        moves.do(Kind.REWEIGHT, why, agent=str(place.agent_id), weight=weight, rank=moves.rank())
     else:
-        moves.do(Kind.REWEIGHT, agent=str(place.agent_id), weight=weight)
+        moves.do(Kind.REWEIGHT, why, agent=str(place.agent_id), weight=weight)
 
 
 def start_line(moves: saving.Moves, members: Sequence[tuple[UUID, int | None, int]]) -> None:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, inbox, log, work
+from connector import breaker, inbox, log, settle, work
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
 from connector.database import at_rest, is_contention, is_outage, unit
@@ -105,6 +105,7 @@ class Decider:
         with at_rest(self._runtime.engine) as conn:
             row = store.tenant_row(conn, tenant.tenant_id)
             planned = Planned(row, self._runtime.plan(conn, row))
+        items = settle.let_settle(self._runtime, tenant, lease, items, planned.plan.settle)
         groups: dict[UUID | None, list[Item]] = {}
         for item in items:
             groups.setdefault(planned.choice(item)[0], []).append(item)
@@ -154,6 +155,8 @@ class Decider:
             else:
                 if ordered:
                     self._send(tenant.tenant_id, lease, ordered)
+                if attempt.wants_drain:
+                    self._runtime.wake()
                 return
 
     def _alone(

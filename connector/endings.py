@@ -213,11 +213,20 @@ def _close(conn: sa.Connection, job: Job, state: str, reason: str | None = None)
 
 
 def give_back(
-    runtime: Runtime, conn: sa.Connection, tenant_id: UUID, ended: sa.Row[Any] | None, reason: str, now: datetime
+    runtime: Runtime,
+    conn: sa.Connection,
+    tenant_id: UUID,
+    ended: sa.Row[Any] | None,
+    reason: str,
+    now: datetime,
+    *,
+    actor: str = "turnlock",
+    why: str | None = None,
 ) -> None:
     """Void the turn of an ended assignment and owe the agent one. Call with the lead locked; locks the queue.
 
-    The turn number stays used. Nothing happens for an assignment that took no turn, or one that is void already.
+    The turn number stays used; `actor` and `why` (else `reason`) go into the ledger. Nothing happens for an
+    assignment that took no turn, or one that is void already.
     """
     if ended is None or ended.turn is None or ended.queue_id is None:
         return
@@ -234,6 +243,6 @@ def give_back(
     flags = store.tenant_row(conn, tenant_id).flags | {Flag.ROTATION}
     queues = store.load_queues(conn, tenant_id, flags, [ended.queue_id])
     state = queues[ended.queue_id]
-    moves = saving.Moves(state.line, state.next_rank, "turnlock")
-    moves.do(Kind.VOID, reason, turn=ended.turn, agent=str(ended.agent_id), owed=str(new_id()))
+    moves = saving.Moves(state.line, state.next_rank, actor)
+    moves.do(Kind.VOID, why or reason, turn=ended.turn, agent=str(ended.agent_id), owed=str(new_id()))
     saving.save_lines(conn, tenant_id, queues, {ended.queue_id: moves.line}, {ended.queue_id: moves.drafts}, now)

@@ -96,6 +96,7 @@ def explain(runtime: Runtime, tenant: Tenant, lead_id: UUID) -> Json:
             "crm_paused_until": iso(shut),
             "standing": [_standing(names, row) for row in roles],
             "open_events": _open_events(conn, tenant_id, lead_id, refs),
+            "returns": _returns(conn, tenant_id, lead_id, names) if Flag.CREDITS in runtime.stages(conn) else [],
             "decisions": _decisions(runtime, conn, tenant_id, lead_id, names),
         }
 
@@ -131,9 +132,33 @@ def _open_events(conn: sa.Connection, tenant_id: UUID, lead_id: UUID, refs: Iter
             "kind": row.kind,
             "state": row.state,
             "reason": row.reason,
-            "text": event_text(row.state, row.reason),
+            "text": event_text(row.state, row.reason)
+            + (f" until {row.due_at:%Y-%m-%d %H:%M:%S}Z" if row.reason == "settling" else ""),
             "received_at": iso(row.received_at),
             "due_at": iso(row.due_at) if row.state == "waiting" else None,
+        }
+        for row in rows
+    ]
+
+
+def _returns(conn: sa.Connection, tenant_id: UUID, lead_id: UUID, names: Names) -> list[Json]:
+    """Who gave it back, and what was decided. The agent's own words are for whoever decides: `turnlock return list`."""
+    r = t.returns.c
+    rows = conn.execute(
+        sa.select(t.returns).where(r.tenant_id == tenant_id, r.lead_id == lead_id).order_by(r.asked_at, r.return_id)
+    )
+    return [
+        {
+            "return_id": str(row.return_id),
+            "agent": names.agent(row.agent_id),
+            "reason": row.reason,
+            "state": row.state,
+            "outcome": row.outcome,
+            "asked_at": iso(row.asked_at),
+            "asked_by": row.asked_by,
+            "decided_at": iso(row.decided_at),
+            "decided_by": row.decided_by,
+            "why": row.why,
         }
         for row in rows
     ]

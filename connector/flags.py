@@ -19,13 +19,14 @@ from routing import tables as t
 from routing.ledger import Kind
 from routing.model import Flag
 
-#: What must be on before: the stages build on each other. Write-back stands apart.
+#: What must be on before: the stages build on each other. Write-back and settle stand apart.
 NEEDS = {
     Flag.ROTATION: Flag.RULES,
     Flag.WEIGHTS: Flag.ROTATION,
     Flag.SKIPS: Flag.WEIGHTS,
     Flag.HOUSEHOLDS: Flag.RULES,
     Flag.CAPACITY: Flag.SKIPS,
+    Flag.CREDITS: Flag.ROTATION,
 }
 
 

@@ -26,6 +26,8 @@ STAGES = {
     Flag.SKIPS: "0006_skips_more",
     Flag.HOUSEHOLDS: "0007_households",
     Flag.CAPACITY: "0008_capacity",
+    Flag.CREDITS: "0009_credits",
+    Flag.SETTLE: "0010_settle",
 }
 _LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
 _TRIES = 8

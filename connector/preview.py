@@ -16,7 +16,7 @@ from routing import tables as t
 from routing.caps import more
 from routing.decide import QueueState
 from routing.model import Agent, Flag, Load, Role, SkipPolicy
-from routing.rotation import Pick
+from routing.rotation import OwedKind, Pick
 from routing.skips import Unavailable, paused, quiet_until, unavailable
 
 
@@ -152,7 +152,7 @@ def show(runtime: Runtime, tenant: Tenant, queue_id: UUID) -> Json:
     seen = _Seen.load(runtime, tenant.tenant_id, queue_id)
     line, away = seen.queue.line, seen.away()
     places = {place.agent_id: place for place in line.places}
-    owed = [one.agent_id for one in line.owed]
+    owed = [(one.agent_id, one.kind) for one in line.owed]
     order = rotation.standing(line) if Flag.ROTATION in seen.flags else tuple(places)
     return _head(seen) | {
         "members": [
@@ -160,7 +160,8 @@ def show(runtime: Runtime, tenant: Tenant, queue_id: UUID) -> Json:
                 "agent": seen.names.agent(agent_id),
                 "weight": places[agent_id].weight,
                 "last_turn": places[agent_id].last or None,
-                "owed_turns": owed.count(agent_id),
+                "given_next": owed.count((agent_id, OwedKind.GIVE_NEXT)),
+                "owed_turns": owed.count((agent_id, OwedKind.OWED)),
             }
             | _reason(away.get(agent_id))
             for agent_id in order

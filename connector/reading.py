@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -21,13 +22,16 @@ from connector.database import at_once, at_rest, new_id, pipelined, unit
 from connector.runtime import Runtime, Tenant
 from routing import tables as t
 from routing.facts import Identities, identities, lead_from_json, lead_to_json, rule_digest
-from routing.model import Lead, Role
+from routing.model import Flag, Lead, Role
 from routing.store import tenant_row
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One claimed event with its lead as read. `version` is the lead's before that reading began."""
+    """One claimed event with its lead as read. `version` is the lead's before that reading began.
+
+    `fresh` is a lead that was never decided or left; `settles_at` is until when one of those waits, once that is known.
+    """
 
     event: sa.Row[Any]
     role: Role
@@ -36,15 +40,21 @@ class Item:
     version: int
     digest: bytes
     identities: Identities
+    fresh: bool = False
+    settles_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A lead that Turnlock has seen before: its id, its version now, and whether it was ever decided or left."""
+    """A lead that Turnlock has seen before: its id, its version now, and whether it was ever decided or left.
+
+    `settles_at` is until when it waits, where its source settles.
+    """
 
     lead_id: UUID
     version: int
     stands: bool
+    settles_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +66,26 @@ class Read:
     refused: list[tuple[sa.Row[Any], str]]
 
 
-def known_leads(conn: sa.Connection, tenant_id: UUID, refs: Sequence[str]) -> dict[str, Known]:
-    """Which of these CRM ids Turnlock knows."""
+def known_leads(
+    conn: sa.Connection, tenant_id: UUID, refs: Sequence[str], *, settling: bool = False
+) -> dict[str, Known]:
+    """Which of these CRM ids Turnlock knows. With `settling` also until when they wait: the stage's column is there."""
     if not refs:
         return {}
     r, c, s = t.lead_refs.c, t.leads.c, t.lead_roles.c
     stands = sa.exists().where(s.tenant_id == c.tenant_id, s.lead_id == c.lead_id)
     rows = conn.execute(
-        sa.select(r.ref, r.lead_id, c.version, stands.label("stands"))
+        sa.select(
+            r.ref,
+            r.lead_id,
+            c.version,
+            stands.label("stands"),
+            (c.settles_at if settling else sa.null()).label("until"),
+        )
         .join(t.leads, (c.tenant_id == r.tenant_id) & (c.lead_id == r.lead_id))
         .where(r.tenant_id == tenant_id, r.ref == sa.any_(sa.cast(list(refs), sa.ARRAY(sa.Text))))
     )
-    return {row.ref: Known(row.lead_id, row.version, row.stands) for row in rows}
+    return {row.ref: Known(row.lead_id, row.version, row.stands, row.until) for row in rows}
 
 
 def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence[sa.Row[Any]]) -> Read:
@@ -91,7 +109,8 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
             refs[row.event_id] = ref
     with at_rest(runtime.engine) as conn:
         # Before the reading: a lead whose version rises while the CRM answers is read again, never decided on this.
-        known = known_leads(conn, tenant.tenant_id, sorted(set(refs.values())))
+        settling = Flag.SETTLE in runtime.stages(conn)
+        known = known_leads(conn, tenant.tenant_id, sorted(set(refs.values())), settling=settling)
         complete = _payload_is_complete(runtime, conn, tenant)
     leads: dict[str, Lead] = {}
     to_fetch: list[str] = []
@@ -99,8 +118,10 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
         ref = refs.get(row.event_id)
         if ref is None:
             continue
-        # A payload is a snapshot that may be old: it is trusted only for a lead never seen before.
-        if row.payload is not None and complete and not (ref in known and known[ref].stands):
+        # A payload is a snapshot that may be old: it is trusted only for a lead never seen before, and not for one that
+        # settles, because what it lacks is what is waited for.
+        seen = ref in known and (known[ref].stands or known[ref].settles_at is not None)
+        if row.payload is not None and complete and not seen:
             leads[ref] = lead_from_json(row.payload)
         elif ref not in to_fetch:
             to_fetch.append(ref)
@@ -128,6 +149,8 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
                     version=known[ref].version if ref in known else 0,
                     digest=rule_digest(lead),
                     identities=_identities(tenant, lead),
+                    fresh=not (ref in known and known[ref].stands),
+                    settles_at=known[ref].settles_at if ref in known else None,
                 )
             )
     return Read(items, missing, refused)

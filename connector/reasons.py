@@ -10,11 +10,13 @@ _SKIPS = {skip.value: skip for skip in Skip}
 _FAULTS = {fault.value: fault for fault in Fault}
 _STANDING = {
     "refused": "nothing: the CRM did not take that agent; the lead goes to the next one by itself",
+    "declined": "nothing: its agent gave it back; it goes by itself to somebody who has not had it",
     "released": "`released: leave` leaves a lead whose owner was cleared; `turnlock route` decides it again",
     "given_up": "the write to the CRM was given up; `turnlock route` decides this lead again",
 }
 _EVENT = {
     "behind_write": "waits for the end of a write of this lead",
+    "settling": "waits to settle",
     "not_readable": "the CRM does not show this lead yet",
     "crm_unreadable": "the CRM could not be read; Turnlock tries again",
     "crm_paused": "calls to the CRM are paused; Turnlock goes on by itself",

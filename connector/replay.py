@@ -66,7 +66,7 @@ def parked(runtime: Runtime, tenant: Tenant) -> Json:
             .where(s.tenant_id == tenant_id, s.state == "parked")
             .order_by(s.since, s.lead_id)
         ).all()
-        refs = _refs(conn, tenant_id, {row.lead_id for row in (*writes, *leads)})
+        refs = newest_refs(conn, tenant_id, {row.lead_id for row in (*writes, *leads)})
     return {
         "tenant": tenant.name,
         "events": [
@@ -109,7 +109,7 @@ def parked(runtime: Runtime, tenant: Tenant) -> Json:
     }
 
 
-def _refs(conn: sa.Connection, tenant_id: UUID, lead_ids: set[UUID]) -> dict[UUID, str]:
+def newest_refs(conn: sa.Connection, tenant_id: UUID, lead_ids: set[UUID]) -> dict[UUID, str]:
     """The newest CRM id of each lead."""
     c = t.lead_refs.c
     rows = conn.execute(
@@ -367,7 +367,7 @@ def give_up(runtime: Runtime, tenant: Tenant, outbox_id: UUID) -> Json:
         inbox.wake_events_of(conn, tenant_id, row.lead_id)
         _close_write_alarm(conn, tenant_id, row.kind, row.reason)
         names = Names.load(conn, tenant_id)
-        lead = _refs(conn, tenant_id, {row.lead_id}).get(row.lead_id)
+        lead = newest_refs(conn, tenant_id, {row.lead_id}).get(row.lead_id)
     runtime.wake(tenant_id)
     turn = ended.turn if ended is not None else None
     return {"write_id": str(outbox_id), "lead": lead, "agent": names.agent(row.agent_id), "turn_given_back": turn}

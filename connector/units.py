@@ -19,9 +19,10 @@ from connector.busy import PROBE
 from connector.database import LOCK_TIMEOUT, new_id, pipelined, set_lock_timeout
 from connector.reading import Item
 from connector.runtime import Runtime, Tenant
+from connector.waiting import load_rules, load_waiting
 from routing import saving, store
 from routing import tables as t
-from routing.decide import Bench, Case, Decision, Outcome, Plan, QueueState
+from routing.decide import Bench, Case, Decision, Outcome, Plan, QueueState, Waiting
 from routing.gate import Standing, Step, Verdict, gate
 from routing.model import Agent, Flag, Load, Reason, Role
 from routing.rules import Search
@@ -29,7 +30,7 @@ from routing.skips import next_change, quiet_until
 
 # Behind an own write: woken by its end; this is only for the case that the wake is lost with a crash.
 BEHIND = timedelta(seconds=30)
-_FORCED = ("console", "replay")
+FORCED = ("console", "replay")
 # Seconds after which the drain looks at a lead that was held, if nothing is known to change before.
 _LOOK_AGAIN = 15.0
 # Later than anything that is stored: what the unit at work has just decided.
@@ -85,6 +86,8 @@ class Unit:
         self._result = _Result()
         # Whether an agent may hold one open lead less after this unit.
         self._room = False
+        #: Whether leads wait that the drain should look at, once this is committed.
+        self.wants_drain = False
 
     def run(self, planned: Planned | None, more_queues: Collection[UUID], send_at_once: int) -> list[saving.Ordered]:
         """Decide and save; the writes that it ordered. Without `planned` the configuration is held still meanwhile.
@@ -114,8 +117,10 @@ class Unit:
             raise store.ConfigurationChanged
         self._planned, self._plan = planned, planned.plan
         self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests)
+        at = runtime.clock(self._now)
+        known = self._known
         self._bench = Bench(
-            self._plan, self._known.agents, self._known.queues, runtime.clock(self._now), self._loads(locked)
+            self._plan, known.agents, known.queues, at, self._loads(locked), ahead=known.ahead, members=known.members
         )
         self._open_writes = {row.lead_id for row in self._known.roles.values() if row.open_write}
         for item in sorted(self._items, key=lambda i: self._known.waiting_since(i, self._now)):
@@ -138,6 +143,8 @@ class Unit:
     def _owner(self, item: Item) -> None:
         standing = self._known.roles.get((item.lead_id, Role.OWNER))
         event_id = item.event.event_id
+        owner = self._known.agent_of(item.lead.owner_ref)
+        returned = self._known.returned.get(item.lead_id)
         verdict = gate(
             item.lead,
             self._known.standing(standing),
@@ -146,14 +153,17 @@ class Unit:
             stale=self._versions[item.lead_id] != item.version,
             released=self._row.released,
             digest=item.digest,
-            forced=item.event.source in _FORCED,
+            forced=item.event.source in FORCED,
             now=self._now,
+            given_back=returned is not None and owner in returned.by,
         )
-        if verdict.step is Step.BEHIND_WRITE:
-            self._result.behind.append((event_id, item.lead_id))
-            return
-        if verdict.step is Step.READ_AGAIN:
-            self._result.again.append(event_id)
+        if verdict.step in (Step.BEHIND_WRITE, Step.READ_AGAIN):
+            if verdict.step is Step.BEHIND_WRITE:
+                self._result.behind.append((event_id, item.lead_id))
+            else:
+                self._result.again.append(event_id)
+            if standing is not None and standing.state == "held":
+                self._still_ahead(item, standing)
             return
         self._result.done.append((event_id, item.lead_id, verdict.cause or verdict.step.value))
         if verdict.step is Step.ECHO and (item.lead.stage or "").lower() in self._plan.closed_stages:
@@ -167,26 +177,45 @@ class Unit:
         case = Case(
             item.lead_id,
             item.lead,
-            was_held=standing is not None and standing.state == "held",
+            waits=standing.since if standing is not None and standing.state == "held" else None,
             existing_owner=self._known.owner_by(item, item.identities.personal),
             household_owner=self._known.owner_by(item, item.identities.household),
+            declined=returned.had if returned is not None else frozenset(),
             tried=self._planned.choice(item)[1],
         )
         decision = self._bench.decide(case)
-        self._keep(item, standing, decision, verdict)
+        self._keep(item, standing, decision, verdict, expects=owner)
         self._versions[item.lead_id] += 1  # a second event of this lead in the same unit has read too early
         if decision.outcome is Outcome.ASSIGNED and Flag.WRITE_BACK in self._plan.flags:
             self._open_writes.add(item.lead_id)
 
-    def _keep(self, item: Item, before: store.RoleRow | None, decision: Decision, verdict: Verdict) -> None:
+    def _keep(
+        self,
+        item: Item,
+        before: store.RoleRow | None,
+        decision: Decision,
+        verdict: Verdict,
+        *,
+        expects: UUID | None = None,
+    ) -> None:
         event = item.event
         decided = saving.Decided(
-            decision, before, verdict.cause, event.event_id, event.received_at, item.digest, verdict.releases
+            decision, before, verdict.cause, event.event_id, event.received_at, item.digest, verdict.releases, expects
         )
-        if not saving.changes_nothing(decided):
+        if decision.outcome is Outcome.HELD and decision.reason is Reason.BEHIND_HELD:
+            self.wants_drain = True
+        same_rule = self._known.rules.get(item.lead_id, decision.rule) == decision.rule
+        if not (saving.changes_nothing(decided) and same_rule):
             self._result.decided.append(decided)
         if decision.agent_id is not None and decision.role is Role.OWNER:
             self._known.assigned(item, decision.agent_id)
+
+    def _still_ahead(self, item: Item, standing: store.RoleRow) -> None:
+        """A held lead of this unit is not decided after all: those who came later must not overtake it."""
+        returned = self._known.returned.get(item.lead_id)
+        had = returned.had if returned is not None else frozenset()
+        rule = self._known.rules.get(item.lead_id)
+        self._bench.ahead.append(Waiting(standing.queue_id, rule, had, standing.since, item.lead_id))
 
     def _collaborator(self, item: Item) -> None:
         """A collaborator is decided once, after the owner is confirmed, and never someone who already holds it."""
@@ -281,16 +310,25 @@ class Unit:
     def _tell_of_held(self) -> None:
         if self._room and Flag.CAPACITY in self._plan.flags:
             work.want_if_held(self._conn, self._tenant_id)
-        held = [item.decision for item in self._result.decided if item.decision.outcome is Outcome.HELD]
-        reasons = {d.reason for d in held}
-        if held:
-            within = 0.0 if Reason.BEHIND_HELD in reasons else self._looked_at_again()
-            work.want(self._conn, self._tenant_id, "held", within=within)
-        for d in held:
-            if d.reason is None or d.reason in (Reason.BEHIND_HELD, Reason.QUIET_HOURS):
+        # A batch of the drain that led anywhere is followed by the next one at once.
+        served = {item.decision.lead_id for item in self._result.decided if item.decision.outcome is Outcome.ASSIGNED}
+        if any(item.event.source == "held" and item.lead_id in served for item in self._items):
+            self.wants_drain = True
+        if self.wants_drain:
+            work.want(self._conn, self._tenant_id, "held")
+        waits = {
+            (d.queue_id, d.reason)
+            for d in (item.decision for item in self._result.decided)
+            if d.outcome is Outcome.HELD and d.reason is not None and d.reason is not Reason.BEHIND_HELD
+        }
+        # Once for all leads of the unit: these rows are everybody's, and locked from here to the commit.
+        if waits and not self.wants_drain:
+            work.want(self._conn, self._tenant_id, "held", within=self._looked_at_again())
+        for queue_id, reason in sorted(waits, key=str):
+            if reason is Reason.QUIET_HOURS:
                 continue
-            subject = self._plan.queue_names.get(d.queue_id, "no queue") if d.queue_id else "no queue"
-            text = f"leads are held ({d.reason.value}): {d.reason.remedy}"
+            subject = self._plan.queue_names.get(queue_id, "no queue") if queue_id else "no queue"
+            text = f"leads are held ({reason.value}): {reason.remedy}"
             open_alarm(self._conn, self._tenant_id, "leads_held", subject, text)
 
     def _looked_at_again(self) -> float:
@@ -317,6 +355,10 @@ class _Known:
     owners: dict[bytes, dict[UUID, tuple[datetime, UUID]]]
     shared: set[bytes]
     refs: dict[str, UUID]
+    returned: dict[UUID, store.Returned]
+    rules: dict[UUID, str | None]
+    ahead: list[Waiting]
+    members: dict[UUID, dict[UUID, int]]
 
     @classmethod
     def load(
@@ -342,6 +384,17 @@ class _Known:
                 "is; give these leads contact data of their own in the CRM",
             )
         queues = store.load_queues(conn, tenant_id, plan.flags, queue_ids)
+        mine = {lead_id for (lead_id, role), row in roles.items() if role is Role.OWNER and row.state == "held"}
+        ahead: list[Waiting] = []
+        members: dict[UUID, dict[UUID, int]] = {}
+        rules: dict[UUID, str | None] = {}
+        if any(queue.held for queue in queues.values()):
+            served = {place.agent_id for queue in queues.values() for place in queue.line.places}
+            members = store.load_members(conn, tenant_id, plan.flags, served)
+            homes = plan.homes(members.keys() | queues.keys())
+            ahead = load_waiting(conn, tenant_id, plan.flags, Role.OWNER, homes, mine)
+        if mine:
+            rules = load_rules(conn, tenant_id, mine)
         wanted = {place.agent_id for queue in queues.values() for place in queue.line.places}
         wanted |= {row.agent_id for row in roles.values() if row.agent_id is not None}
         wanted |= {agent_id for by_lead in owners.values() for _, agent_id in by_lead.values()}
@@ -349,7 +402,9 @@ class _Known:
         wanted |= plan.target_agents
         agents = store.load_agents(conn, tenant_id, plan.flags, wanted)
         refs = _agents_by_ref(conn, tenant_id, {item.lead.owner_ref for item in items if item.lead.owner_ref})
-        return cls(agents, queues, roles, owners, shared, refs)
+        stood = {lead_id for lead_id, role in roles if role is Role.OWNER}
+        returned = store.load_returned(conn, tenant_id, stood) if stood and Flag.CREDITS in plan.flags else {}
+        return cls(agents, queues, roles, owners, shared, refs, returned, rules, ahead, members)
 
     def agent_of(self, ref: str | None) -> UUID | None:
         return self.refs.get(ref) if ref else None
@@ -365,7 +420,12 @@ class _Known:
             return None
         agent = self.agents.get(row.agent_id) if row.agent_id else None
         return Standing(
-            row.state, agent.ref if agent else None, row.confirmed_version is not None, row.facts_digest, row.releases
+            row.state,
+            agent.ref if agent else None,
+            row.confirmed_version is not None,
+            row.facts_digest,
+            row.releases,
+            row.reason,
         )
 
     def owner_by(self, item: Item, digests: frozenset[bytes]) -> UUID | None:

@@ -250,7 +250,8 @@ class Sender:
             if stored == job.agent_ref:
                 confirm(runtime, job, lead)
                 return
-            if stored is not None and stored not in job.definition.user_refs:
+            # Whom the write was to replace is nobody else: the CRM kept the owner as it was.
+            if stored is not None and stored not in job.definition.user_refs and stored != job.expects_ref:
                 supersede(runtime, job, stored, sent=True)
                 return
             self._empty_writes += 1

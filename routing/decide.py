@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -32,7 +33,8 @@ from routing.model import (
 )
 from routing.rotation import Line, Pick
 from routing.rules import RuleSet, Search
-from routing.skips import Unavailable, absent, hindered, quiet_until
+from routing.settle import SettleTimes
+from routing.skips import Unavailable, absent, hindered, quiet_until, unavailable
 
 
 class Outcome(StrEnum):
@@ -46,7 +48,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """A queue as read under its lock. ``held`` says that older leads wait in it; ranks below ``next_rank`` are used.
+    """A queue as read under its lock. ``held`` says that leads wait, in this queue or any other of the tenant; ranks
+    below ``next_rank`` are used.
 
     ``policies`` says what an absence costs, by its reason; a reason that is not in it costs nothing.
     """
@@ -67,12 +70,35 @@ class QueueState:
         return frozenset(out.agent_id for out in away if self.policies.get(out.skip) is policy)
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Leads that are held and alike: their home queue, the rule that brought them there, and who had them before.
+
+    Told by the one that waits longest: ``since`` and ``lead_id``, which is the order in which they are served.
+    """
+
+    home: UUID | None
+    rule: str | None
+    had: frozenset[UUID]
+    since: datetime
+    lead_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where a held lead can find an agent: the lines of these queues, and agents whom it gets without a turn."""
+
+    queues: frozenset[UUID]
+    agents: frozenset[UUID]
+
+
 @dataclass(frozen=True)
 class Plan:
     """What routing needs to know of a tenant's configuration, at one version of it.
 
     ``target_agents`` are the agents whom rules name directly, ``closed_stages`` the stages (in lower case) in which a
-    lead no longer counts as open.
+    lead no longer counts as open; ``fallbacks`` and ``default_agents`` are what queues do when nobody is available,
+    where that is somebody else.
     """
 
     config_version: int
@@ -82,6 +108,9 @@ class Plan:
     queue_names: Mapping[UUID, str]
     target_agents: frozenset[UUID] = frozenset()
     closed_stages: frozenset[str] = frozenset()
+    fallbacks: Mapping[UUID, UUID] = field(default_factory=dict)
+    default_agents: Mapping[UUID, UUID] = field(default_factory=dict)
+    settle: SettleTimes = field(default_factory=SettleTimes)
 
     @cached_property
     def households(self) -> bool:
@@ -100,19 +129,51 @@ class Plan:
             return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None), tried
         return (self.default_queue_id if role is Role.OWNER else None), tried
 
+    def reach(self, home: UUID | None, rule: str | None, role: Role = Role.OWNER) -> Reach:
+        """Where a lead that is held in `home` by `rule` can find an agent. A rule that is no more leaves the home."""
+        targets = self._targets(rule, role) if Flag.RULES in self.flags else ()
+        agents = {x.id for x in targets if x.kind is TargetKind.AGENT and x.id is not None}
+        queues = {x.id for x in targets if x.kind is TargetKind.QUEUE and x.id in self.queue_names and x.id is not None}
+        at, seen = home, set[UUID]()
+        while at is not None and at not in seen:  # what the home queue does when nobody is available
+            seen.add(at)
+            if at in self.default_agents:
+                agents.add(self.default_agents[at])
+            at = self.fallbacks.get(at)
+        queues |= seen
+        return Reach(frozenset(queues), frozenset(agents))
+
+    def _targets(self, rule: str | None, role: Role) -> tuple[Target, ...]:
+        return next((r.targets for r, _ in self.rules.compiled(role) if r.name == rule), ())
+
+    def homes(self, queue_ids: Iterable[UUID]) -> frozenset[UUID]:
+        """The queues in which leads may be held that could get a member of these queues."""
+        wanted = frozenset(queue_ids)
+        found = set(wanted)
+        for home in self.fallbacks:
+            if self.reach(home, None).queues & wanted:
+                found.add(home)
+        if Flag.RULES in self.flags:
+            for rule, _ in self.rules.compiled(Role.OWNER):
+                chain = [x.id for x in rule.targets if x.kind is TargetKind.QUEUE and x.id is not None]
+                if len(chain) > 1 and not wanted.isdisjoint(chain):
+                    found.add(chain[0])
+        return frozenset(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One lead to decide in one role. ``holders`` are agents who hold it in another role.
+    """One lead to decide in one role. ``holders`` are agents who hold it in another role, ``declined`` those who had
+    it and are not to get it again.
 
     ``tried`` are the rules that were tried on this very lead under this very plan already, if any: trying is pure, so
-    they need not be tried again.
+    they need not be tried again. ``waits`` is since when it is held, None for a lead that is not.
     """
 
     lead_id: UUID
     lead: Lead
     role: Role = Role.OWNER
-    was_held: bool = False
+    waits: datetime | None = None
     existing_owner: UUID | None = None
     household_owner: UUID | None = None
     holders: frozenset[UUID] = frozenset()
@@ -151,6 +212,8 @@ class Bench:
     """Decides the cases of one unit in order, moving the lines of its locked queues in memory.
 
     `loads` is what the members with caps have, read under their counters' locks; every assignment of the unit adds.
+    `ahead` are the held leads that are not of this unit and may have a claim on its members: whoever they could get now
+    is not for a lead that came later. `members` are the members of every queue that has one of them, with weights.
     """
 
     def __init__(
@@ -160,15 +223,18 @@ class Bench:
         queues: Mapping[UUID, QueueState],
         now: datetime,
         loads: Mapping[UUID, Load] | None = None,
+        ahead: Iterable[Waiting] = (),
+        members: Mapping[UUID, Mapping[UUID, int]] = MappingProxyType({}),
     ) -> None:
         self.plan = plan
         self.agents = agents
         self.queues = queues
         self.now = now
         self.lines = {queue_id: q.line for queue_id, q in queues.items()}
-        self.held = {queue_id for queue_id, q in queues.items() if q.held}
         self.loads = dict(loads or {})
         self.absent: dict[UUID, Unavailable | None] = {}  # what is the same for all leads is found out once
+        self.ahead = list(ahead)
+        self.members = members
 
     def decide(self, case: Case) -> Decision:
         """Decide `case`. Raises :class:`NeedQueues`; then nothing that this bench did may be kept."""
@@ -191,6 +257,7 @@ class _Attempt:
         self.search = case.tried or bench.plan.search(case.lead, case.role)
         self.tried: int | None = None  # how many rules were tried; None: it did not come to that
         self.rule: str | None = None
+        self.home: UUID | None = None  # the first queue that was looked at: where the lead waits
         self.record: dict[str, Any] = {}
         self.paths: list[dict[str, Any]] = []
 
@@ -275,7 +342,10 @@ class _Attempt:
         if agent is None:
             self.paths.append({"existing_owner": None, "why": Reason.NO_IDENTITY_MATCH.value})
             return None
-        # Only deactivation stops it: someone's own client goes to them on their day off, too.
+        if agent.agent_id in self.case.declined:
+            self.paths.append({"existing_owner": str(agent.agent_id), "why": Skip.DECLINED.value})
+            return None
+        # Else only deactivation stops it: someone's own client goes to them on their day off, too.
         if not agent.active or agent.refused:
             self.paths.append({"existing_owner": str(agent.agent_id), "why": Skip.DEACTIVATED.value})
             return None
@@ -313,15 +383,16 @@ class _Attempt:
         queue = bench.queues.get(queue_id)
         if queue is None:
             raise NeedQueues([queue_id])
+        self.home = self.home or queue_id
         quiet = quiet_until(queue.quiet, bench.now)
         if quiet is not None:
             why = Reason.QUIET_HOURS
             self.paths.append({"queue": str(queue_id), "why": why.value, "detail": quiet[1]})
-            return self._end(Outcome.HELD, why, queue_id=queue_id)
-        if queue_id in bench.held and self.case.role is Role.OWNER and not self.case.was_held:
-            # Older leads wait here. The drain decides all in order, so that nobody overtakes.
-            return self._end(Outcome.HELD, Reason.BEHIND_HELD, queue_id=queue_id)
+            return self._end(Outcome.HELD, why, queue_id=self.home)
         line = bench.lines[queue_id]
+        if self._would_overtake(line):
+            # The drain comes at once and decides the older ones first; then it is this one's turn.
+            return self._end(Outcome.HELD, Reason.BEHIND_HELD, queue_id=self.home)
         away = [
             out
             for p in line.places
@@ -353,6 +424,29 @@ class _Attempt:
             path["lost"] = [str(a) for a in pick.lost]
         turn = ledger.turn_data(pick, after, gone, lose, average)
         return self._assigned(pick.how.value, pick.agent_id, queue_id=queue_id, pick=pick, turn=turn)
+
+    def _would_overtake(self, line: Line) -> bool:
+        """Whether somebody of this line is there now whom a lead that waits longer could have, in whichever queue."""
+        case, bench = self.case, self.bench
+        if not bench.ahead or case.role is not Role.OWNER:
+            return False
+        older = [w for w in bench.ahead if case.waits is None or (w.since, w.lead_id) < (case.waits, case.lead_id)]
+        if not older:
+            return False
+        there = {p.agent_id for p in line.places if p.weight and self._at_all(p.agent_id, p.weight) is None}
+        for waiting in older:
+            for queue_id in bench.plan.reach(waiting.home, waiting.rule).queues:
+                weights = bench.members.get(queue_id, {})
+                claimed = [a for a in there - waiting.had if weights.get(a)]
+                if any(self._at_all(agent_id, weights[agent_id]) is None for agent_id in claimed):
+                    return True
+        return False
+
+    def _at_all(self, agent_id: UUID, weight: int) -> Unavailable | None:
+        """Why this agent can take no lead of a queue at all now, whichever it is."""
+        bench, skips, weights = self.bench, Flag.SKIPS in self.flags, Flag.WEIGHTS in self.flags
+        load = bench.loads.get(agent_id)
+        return unavailable(bench.agents[agent_id], weight, bench.now, (), load=load, skips=skips, weights=weights)
 
     def _when_nobody(self, queue_id: UUID) -> Decision:
         """Nobody in the whole chain: the policy of the lead's own queue decides."""

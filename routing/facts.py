@@ -99,7 +99,7 @@ def normal_phone(value: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """By what another lead may be the same person (``personal``: email, phone) or household (street and zip), as digests.
+    """By what another lead may be the same person (``personal``: email, phone) or household (street, zip), as digests.
 
     ``twins`` are pairs of digests of one phone, the finer and the coarser: what says nothing any more as the one,
     because too many share it, says nothing as the other either.

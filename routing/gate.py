@@ -37,6 +37,7 @@ class Standing:
     written: bool  # our owner write was confirmed
     facts_digest: bytes | None  # of the fields that rules read; None for a lead left whatever becomes of them
     releases: Sequence[str]
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,14 @@ def gate(
     digest: bytes,
     forced: bool,
     now: datetime,
+    given_back: bool = False,
 ) -> Verdict:
     """What to do about the owner of `lead` as just read.
 
     `stale` says that the lead's version rose after this reading began; `released` is the tenant's policy for a
     cleared owner (``route_again`` or ``leave``); `forced` means that a human asked for this decision (console,
-    replay), which also ends a parked or left state.
+    replay), which also ends a parked or left state. `given_back` means that the CRM still shows an agent who returned
+    this lead: until somebody else has it that is nobody, and of a lead that was taken out it is no news.
     """
     if open_write:
         return Verdict(Step.BEHIND_WRITE)
@@ -73,6 +76,9 @@ def gate(
     unassigned = definition.covers(lead)
     if standing is None:
         return Verdict(Step.DECIDE, "new") if unassigned else Verdict(Step.OWNED)
+    if given_back and standing.state == "left" and not forced:
+        return Verdict(Step.NOTHING)
+    unassigned = unassigned or (given_back and standing.state in ("refused", "held", "left"))
     if not unassigned:
         if standing.state == "assigned":
             same = lead.owner_ref is not None and lead.owner_ref == standing.agent_ref
@@ -93,4 +99,5 @@ def gate(
     if standing.state == "parked" or (standing.state == "left" and standing.facts_digest in (None, digest)):
         return Verdict(Step.NOTHING)
     cause = {"held": "held", "left": "changed", "owned": "cleared", "gone": "returned", "refused": "refused"}
+    cause["refused"] = "declined" if standing.reason == "declined" else "refused"
     return Verdict(Step.DECIDE, cause[standing.state], kept)

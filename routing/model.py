@@ -208,7 +208,7 @@ _SKIP_REMEDIES: Mapping[Skip, str] = MappingProxyType(
         Skip.OFF_HOURS: "wait for the agent's working hours, or widen them in the configuration",
         Skip.AT_CAP: "raise the cap, or wait until it resets or leads are closed",
         Skip.ALREADY_ON_LEAD: "nothing: this agent already holds this lead in another role",
-        Skip.DECLINED: "nothing: this agent gave this lead back",
+        Skip.DECLINED: "nothing: this agent had this lead before it was given back",
         Skip.WEIGHT_ZERO: "give the member a weight above 0 in the queue",
     }
 )
@@ -239,6 +239,7 @@ class Reason(StrEnum):
     KEEPS_COMING_BACK = "keeps_coming_back"
     NO_IDENTITY_MATCH = "no_identity_match"
     ALREADY_ON_LEAD = "already_on_lead"
+    RETURNED = "returned"
 
     @property
     def remedy(self) -> str:
@@ -262,6 +263,7 @@ _REASON_REMEDIES: Mapping[Reason, str] = MappingProxyType(
         Reason.KEEPS_COMING_BACK: "something in the CRM keeps clearing the owner; stop it, then `turnlock replay`",
         Reason.NO_IDENTITY_MATCH: "no known lead shares this email, phone or household; give the rule a fallback",
         Reason.ALREADY_ON_LEAD: "nothing: whoever the rule could add holds this lead already; add others to have two",
+        Reason.RETURNED: "nothing: its agent returned it and it was taken out; `turnlock route` decides it again",
     }
 )
 
@@ -318,3 +320,5 @@ class Flag(StrEnum):
     SKIPS = "skips"
     HOUSEHOLDS = "households"
     CAPACITY = "capacity"
+    CREDITS = "credits"
+    SETTLE = "settle"

@@ -63,7 +63,10 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A decision with what its rows need. ``before`` is where the lead stood in this role, None for a new one."""
+    """A decision with what its rows need. ``before`` is where the lead stood in this role, None for a new one.
+
+    ``expects`` is the agent whom the CRM still shows and whom the write may replace; None: nobody.
+    """
 
     decision: Decision
     before: RoleRow | None
@@ -72,6 +75,7 @@ class Decided:
     received_at: datetime | None
     facts_digest: bytes | None
     releases: Sequence[str] = field(default=())
+    expects: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +324,7 @@ def save_decisions(
                     "kind": "owner" if d.role is Role.OWNER else "collaborator",
                     "decision_id": decision_id,
                     "agent_id": d.agent_id,
+                    "expects_agent_id": item.expects,
                     "lease": lease if leased else None,
                     "claims": 1 if leased else 0,
                 }

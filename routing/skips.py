@@ -271,10 +271,10 @@ def unavailable(
     """Why `agent` cannot take a lead at `now`, or None when they can.
 
     `weight` is the member's in the queue (pass 1 for a direct target); `on_lead` are the agents who hold this lead
-    already, in any role, `declined` those who gave it back. `load` is what the agent got, None where caps do not stop
-    a lead. `skips` and `weights` say whether these capabilities are on: without `skips` only a deactivated agent is
-    passed over (and one at a cap), without `weights` a weight of 0 counts like any other. Of several reasons the first
-    is given, in the order of :class:`routing.model.Skip`.
+    already, in any role, `declined` those who had it before it was given back. `load` is what the agent got, None where
+    caps do not stop a lead. `skips` and `weights` say whether these capabilities are on: without `skips` only an agent
+    who is deactivated, at a cap or declined this lead is passed over, without `weights` a weight of 0 counts like any
+    other. Of several reasons the first is given, in the order of :class:`routing.model.Skip`.
 
     Raises ValueError for a `now` without a time zone.
     """
@@ -329,8 +329,8 @@ def hindered(
         return because(Skip.AT_CAP, caps.explained(agent.caps, load, now))
     if skips and agent.agent_id in on_lead:
         return because(Skip.ALREADY_ON_LEAD, "holds this lead already in another role; nothing to change")
-    if skips and agent.agent_id in declined:
-        return because(Skip.DECLINED, "gave this lead back; nothing to change")
+    if agent.agent_id in declined:
+        return because(Skip.DECLINED, "had this lead before; nothing to change")
     if weights and weight <= 0:
         return because(Skip.WEIGHT_ZERO, "has weight 0 in this queue; give the member a weight above 0")
     return None

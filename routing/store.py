@@ -34,6 +34,7 @@ from routing.model import (
 )
 from routing.rotation import Line, Owed, OwedKind, Place
 from routing.rules import RuleSet
+from routing.settle import SettleTimes
 
 
 class ConfigurationChanged(Exception):
@@ -128,20 +129,28 @@ def load_plan(conn: sa.Connection, tenant: TenantRow) -> Plan:
             targets = tuple(Target(TargetKind(x["kind"]), UUID(x["id"]) if x.get("id") else None) for x in row.targets)
             rules.append(Rule(row.name, row.precedence, Role(row.role), row.condition, targets))
     q, c = t.queues.c, t.tenants.c
+    columns = (q.queue_id, q.name, q.when_nobody, q.fallback_queue_id, q.default_agent_id)
+    queues = conn.execute(sa.select(*columns).where(q.tenant_id == tenant.tenant_id, q.active)).all()
     closed: list[str] = []
     if Flag.CAPACITY in tenant.flags:
         closed = conn.execute(sa.select(c.closed_stages).where(c.tenant_id == tenant.tenant_id)).scalar_one()
-    names = conn.execute(sa.select(q.queue_id, q.name).where(q.tenant_id == tenant.tenant_id, q.active))
+    settle = SettleTimes()
+    if Flag.SETTLE in tenant.flags:
+        times = conn.execute(sa.select(c.settle).where(c.tenant_id == tenant.tenant_id)).scalar_one()
+        settle = SettleTimes.of_json(times)
     return Plan(
         config_version=tenant.config_version,
         flags=tenant.flags,
         rules=RuleSet(rules),
         default_queue_id=tenant.default_queue_id,
-        queue_names={row.queue_id: row.name for row in names},
+        queue_names={row.queue_id: row.name for row in queues},
         target_agents=frozenset(
             x.id for rule in rules for x in rule.targets if x.kind is TargetKind.AGENT and x.id is not None
         ),
         closed_stages=frozenset(closed),
+        fallbacks={q.queue_id: q.fallback_queue_id for q in queues if q.when_nobody == WhenNobody.FALLBACK_QUEUE},
+        default_agents={q.queue_id: q.default_agent_id for q in queues if q.when_nobody == WhenNobody.DEFAULT_AGENT},
+        settle=settle,
     )
 
 
@@ -264,6 +273,42 @@ def _hours(stored: str) -> Hours:
     return Hours({int(day): tuple((x, y) for x, y in spans) for day, spans in json.loads(stored).items()})
 
 
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Of a lead that was ever returned: who gave it back, and everybody who had it (they do not get it again)."""
+
+    by: frozenset[UUID]
+    had: frozenset[UUID]
+
+
+def load_returned(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> dict[UUID, Returned]:
+    """Those of these leads that were returned as owner's, with who had them. Call while ``credits`` is on."""
+    r, d, a = t.returns.c, t.decisions.c, t.assignments.c
+    by: dict[UUID, set[UUID]] = {}
+    wanted = sa.cast(list(lead_ids), sa.ARRAY(sa.Uuid))
+    for row in conn.execute(
+        sa.select(r.lead_id, r.agent_id).where(
+            r.tenant_id == tenant_id, r.lead_id == sa.any_(wanted), r.state == "approved"
+        )
+    ):
+        by.setdefault(row.lead_id, set()).add(row.agent_id)
+    if not by:
+        return {}
+    had = {lead_id: set(agents) for lead_id, agents in by.items()}
+    for row in conn.execute(
+        sa.select(d.lead_id, a.agent_id)
+        .join(t.assignments, (a.tenant_id == d.tenant_id) & (a.decision_id == d.decision_id))
+        .where(
+            d.tenant_id == tenant_id,
+            d.lead_id == sa.any_(sa.cast(list(by), sa.ARRAY(sa.Uuid))),
+            d.role == Role.OWNER.value,
+            a.confirmed_at.is_not(None),
+        )
+    ):
+        had[row.lead_id].add(row.agent_id)
+    return {lead_id: Returned(frozenset(agents), frozenset(had[lead_id])) for lead_id, agents in by.items()}
+
+
 def load_agents(
     conn: sa.Connection, tenant_id: UUID, flags: frozenset[Flag], agent_ids: Collection[UUID] | None = None
 ) -> dict[UUID, Agent]:
@@ -369,7 +414,10 @@ def count_loads(conn: sa.Connection, tenant_id: UUID, agents: Collection[Agent],
 
 
 def load_queues(
-    conn: sa.Connection, tenant_id: UUID, flags: frozenset[Flag], queue_ids: Collection[UUID]
+    conn: sa.Connection,
+    tenant_id: UUID,
+    flags: frozenset[Flag],
+    queue_ids: Collection[UUID],
 ) -> dict[UUID, QueueState]:
     """Queues with their lines. Call with :func:`lock_queues` granted, or for showing only."""
     if not queue_ids:
@@ -409,7 +457,7 @@ def load_queues(
             owed.setdefault(row.queue_id, []).append(Owed(row.owed_id, row.agent_id, OwedKind(row.kind)))
     # Of owners alone: a lead that has its owner and waits for a collaborator holds no other lead up.
     of_owners = sa.and_(lr.role == Role.OWNER.value, lr.state == "held")
-    holding = sa.exists().where(lr.tenant_id == q.tenant_id, lr.queue_id == q.queue_id, of_owners).label("held")
+    holding = sa.exists().where(lr.tenant_id == q.tenant_id, of_owners).label("held")
     wide: list[Any] = [q.queue_id, q.name, q.when_nobody, q.fallback_queue_id, q.default_agent_id, q.next_rank, holding]
     wide += [q.position, q.floor] if turning else []
     wide += [q.quiet_hours, q.skip_policy] if skipping else []
@@ -432,6 +480,23 @@ def load_queues(
             quiet=stored.quiet(row.quiet_hours) if skipping and row.quiet_hours else None,
             policies=stored.policies(row.skip_policy) if skipping else {},
         )
+    return found
+
+
+def load_members(
+    conn: sa.Connection, tenant_id: UUID, flags: frozenset[Flag], agent_ids: Collection[UUID]
+) -> dict[UUID, dict[UUID, int]]:
+    """Every queue that one of these agents is a member of, with those of them who are and their weights."""
+    m = t.members.c
+    columns = [m.queue_id, m.agent_id, *([m.weight] if Flag.WEIGHTS in flags else [])]
+    of_turns = [m.tag.is_not(None)] if Flag.ROTATION in flags else []
+    found: dict[UUID, dict[UUID, int]] = {}
+    for row in conn.execute(
+        sa.select(*columns).where(
+            m.tenant_id == tenant_id, m.agent_id == sa.any_(sa.cast(list(agent_ids), sa.ARRAY(sa.Uuid))), *of_turns
+        )
+    ):
+        found.setdefault(row.queue_id, {})[row.agent_id] = row.weight if Flag.WEIGHTS in flags else 1
     return found
 
 

@@ -68,6 +68,10 @@ tenants = sa.Table(
     # On which clock caps count, where it is not each agent's own; stages (lower case) whose leads are not open.
     sa.Column("caps_zone", sa.Text),
     sa.Column("closed_stages", JSONB, nullable=False, server_default=sa.text("'[]'")),
+    # How many leads an agent may ask to return in a day of theirs.
+    sa.Column("returns_per_day", sa.Integer, nullable=False, server_default=sa.text("5")),
+    # How long new leads settle before they are decided: {"default": seconds, "sources": {source: seconds}}.
+    sa.Column("settle", JSONB, nullable=False, server_default=sa.text("'{}'")),
     _time("created_at", now=True),
     sa.Column("country", sa.Text),
     sa.PrimaryKeyConstraint("tenant_id"),
@@ -97,6 +101,8 @@ leads = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     _time("crm_created_at", nullable=True),
     _time("created_at", now=True),
+    # Set once, when a new lead of a source that settles is first seen: not decided before this.
+    _time("settles_at", nullable=True),
     sa.PrimaryKeyConstraint("tenant_id", "lead_id"),
 )
 
@@ -424,11 +430,44 @@ outbox = sa.Table(
     sa.Index("outbox_open_ix", "tenant_id", "lead_id", postgresql_where=sa.text("state IN ('open', 'parked')")),
 )
 
+# Leads that agents gave back: asked for by the agent, approved or refused by a manager.
+returns = sa.Table(
+    "returns",
+    metadata,
+    _tenant(),
+    sa.Column("return_id", sa.Uuid, nullable=False),
+    sa.Column("lead_id", sa.Uuid, nullable=False),
+    sa.Column("assignment_id", sa.Uuid, nullable=False),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    # What the agent wrote. It may be about a person: never logged, and emptied when raw deliveries are dropped.
+    sa.Column("words", sa.Text),
+    sa.Column("state", sa.Text, nullable=False, server_default=sa.text("'asked'")),
+    sa.Column("outcome", sa.Text),
+    _time("asked_at"),
+    sa.Column("asked_by", sa.Text, nullable=False),
+    _time("decided_at", nullable=True),
+    sa.Column("decided_by", sa.Text),
+    sa.Column("why", sa.Text),
+    sa.PrimaryKeyConstraint("tenant_id", "return_id"),
+    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="returns_lead_fk"),
+    sa.CheckConstraint("state IN ('asked', 'approved', 'refused')", name="state"),
+    sa.CheckConstraint("outcome IN ('void', 'next')", name="outcome"),
+    # One credit per assignment, whoever asks how often.
+    sa.Index(
+        "returns_open_uq", "tenant_id", "assignment_id", unique=True, postgresql_where=sa.text("state <> 'refused'")
+    ),
+    sa.Index("returns_agent_ix", "tenant_id", "agent_id", "asked_at"),
+    sa.Index("returns_lead_ix", "tenant_id", "lead_id"),
+    sa.Index("returns_asked_ix", "tenant_id", "asked_at", postgresql_where=sa.text("state = 'asked'")),
+)
+
 #: Tables and columns that come with each stage after the base; the base is everything else.
 STAGE_TABLES = {
     Flag.RULES: (rules,),
     Flag.ROTATION: (turns, ledger, owed_turns),
     Flag.CAPACITY: (agent_counters,),
+    Flag.CREDITS: (returns,),
 }
 STAGE_COLUMNS = {
     Flag.ROTATION: (queues.c.position, queues.c.floor, queues.c.seq, members.c.tag, members.c.last_turn),
@@ -448,4 +487,6 @@ STAGE_COLUMNS = {
     ),
     Flag.HOUSEHOLDS: (tenants.c.country,),
     Flag.CAPACITY: (agents.c.caps, tenants.c.caps_zone, tenants.c.closed_stages),
+    Flag.CREDITS: (tenants.c.returns_per_day,),
+    Flag.SETTLE: (tenants.c.settle, leads.c.settles_at),
 }

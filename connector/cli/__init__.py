@@ -11,6 +11,7 @@ from connector.cli.configure import COMMANDS as CONFIGURE
 from connector.cli.inspect import COMMANDS as INSPECT
 from connector.cli.operate import COMMANDS as OPERATE
 from connector.cli.parked import COMMANDS as PARKED
+from connector.cli.returns import COMMANDS as RETURNS
 from connector.cli.serving import COMMANDS as SERVING
 from connector.cli.tenants import COMMANDS as TENANTS
 
@@ -64,7 +65,7 @@ def cli() -> None:
     """
 
 
-for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *OPERATE, *PARKED):
+for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *OPERATE, *RETURNS, *PARKED):
     cli.add_command(command)
 
 

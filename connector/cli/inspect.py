@@ -18,14 +18,19 @@ from connector.cli.support import (
     tenant_argument,
     tenant_session,
 )
+from connector.cli.turns import MOVES
 
 
 @click.group()
 def queue() -> None:
-    """Who is next in a queue, who is away and why.
+    """Who is next in a queue and who is away; moves of its turns by hand.
 
     Example: turnlock queue next acme Everyone
     """
+
+
+for move in MOVES:
+    queue.add_command(move)
 
 
 @queue.command("next")
@@ -98,9 +103,17 @@ def queue_show(tenant: str, name: str, as_json: bool) -> None:
         return
     _head(shown)
     say(f"When nobody is available: {_policy(shown)}.")
-    columns = ("agent", "weight", "last turn", "owed turns", "available", "why not")
+    columns = ("agent", "weight", "last turn", "given next", "owed turns", "available", "why not")
     rows = [
-        (agent(r["agent"]), r["weight"], r["last_turn"], r["owed_turns"] or None, yes(r["available"]), r["detail"])
+        (
+            agent(r["agent"]),
+            r["weight"],
+            r["last_turn"],
+            r["given_next"] or None,
+            r["owed_turns"] or None,
+            yes(r["available"]),
+            r["detail"],
+        )
         for r in shown["members"]
     ]
     table(columns, rows, none="It has no members.")

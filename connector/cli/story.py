@@ -36,6 +36,8 @@ def tell(told: Json) -> None:
         say(f"  calls to the CRM are paused until {when(told['crm_paused_until'])}")
     for event in told["open_events"]:
         say(f"  event {event['event_id']} of {when(event['received_at'])}: {event['text']}")
+    for row in told["returns"]:
+        say(f"  return: {_return(row)}")
     for number, decision in enumerate(told["decisions"], 1):
         _decision(number, decision)
 
@@ -49,6 +51,14 @@ def _standing(row: Json) -> str:
     if row["reason"]:
         text += f" ({row['reason']}{': ' + row['remedy'] if row['remedy'] else ''})"
     return f"{text}, since {when(row['since'])}"
+
+
+def _return(row: Json) -> str:
+    text = f"{agent(row['agent'])}, {row['reason'].replace('_', ' ')}, asked {when(row['asked_at'])}: {row['state']}"
+    if row["outcome"]:
+        text += ", the lead goes nowhere" if row["outcome"] == "void" else ", the lead goes to somebody else"
+    by = f" by {row['decided_by']}, {when(row['decided_at'])}" if row["decided_by"] else ""
+    return f"{text}{by}{': ' + row['why'] if row['why'] else ''}"
 
 
 def _decision(number: int, d: Json) -> None:

@@ -169,14 +169,15 @@ def test_the_schema_comes_by_migrate_alone_as_far_as_asked(empty: Cli) -> None:
     assert modes["rotation"] == ("on", True)
     assert modes["skips"] == ("off", False)
     assert "revision 0006_skips_more is not applied" in empty("flags", "acme", "skips", "on", code=1).stderr
-    assert "0003_rotation; `turnlock migrate` brings weights, skips, capacity" in empty("check", code=1).stdout
+    brings = "weights, skips, households, capacity, credits, settle"
+    assert f"0003_rotation; `turnlock migrate` brings {brings}" in empty("check", code=1).stdout
     assert empty("agents", "list", "acme").stdout.startswith("No agent yet")
     assert "no agent 'ana'" in empty("pause", "acme", "ana", code=1).stderr
 
     assert empty.json("migrate", "--revision", "0005_skips")["after"] == "0005_skips"
     assert "in the middle of a stage; run `turnlock migrate`" in empty("check", code=1).stderr
-    assert empty.json("migrate")["after"] == "0008_capacity"
-    assert empty("migrate").stdout == "The schema is at 0008_capacity; nothing to do.\n"
+    assert empty.json("migrate")["after"] == "0010_settle"
+    assert empty("migrate").stdout == "The schema is at 0010_settle; nothing to do.\n"
 
 
 def test_a_new_embedded_database_gets_its_schema_with_the_first_command(tmp_path: Path) -> None:
@@ -412,8 +413,8 @@ def test_flags_keep_their_order(acme: Cli) -> None:
     found = acme.json("flags", "acme", "rotation", "on")
     modes = {row["flag"]: row["mode"] for row in found["flags"]}
     off = {"weights": "off", "skips": "off"}
-    on = dict.fromkeys(("write_back", "rules", "rotation", "households", "capacity"), "on")
-    assert modes == on | off
+    on = ("write_back", "rules", "rotation", "households", "capacity", "credits", "settle")
+    assert modes == dict.fromkeys(on, "on") | off
 
 
 def test_a_ledger_still_follows_after_members_changed_while_the_rotation_was_off(acme: Cli) -> None:

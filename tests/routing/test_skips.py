@@ -55,7 +55,7 @@ BOSS = replace(ANA, zone="America/Chicago", hours=parse_hours({"mon": ["09:00-12
         (replace(BOSS, hours=Hours({})), 1, {}, "off_hours", "no working hours at all"),
         (replace(BOSS, zone="Mars/Olympus"), 1, {}, "off_hours", "unknown time zone"),
         (ANA, 1, {"on_lead": {ANA.agent_id}}, "already_on_lead", "another role"),
-        (ANA, 1, {"declined": {ANA.agent_id}}, "declined", "gave this lead back"),
+        (ANA, 1, {"declined": {ANA.agent_id}}, "declined", "had this lead before"),
         (ANA, 0, {}, "weight_zero", "weight above 0"),
         (replace(BOSS, active=False, paused_by_admin=True), 0, {"on_lead": {ANA.agent_id}}, "deactivated", ""),
         (replace(BOSS, paused_by_admin=True), 0, {"on_lead": {ANA.agent_id}}, "paused", ""),
@@ -97,7 +97,6 @@ def test_nothing_stands_in_the_way() -> None:
         (BOSS, {}),
         (replace(BOSS, zone="Mars/Olympus"), {}),
         (ANA, {"on_lead": {ANA.agent_id}}),
-        (ANA, {"declined": {ANA.agent_id}}),
     ],
 )
 def test_without_the_capability_only_the_deactivated_are_passed_over(
@@ -110,6 +109,10 @@ def test_without_the_capability_only_the_deactivated_are_passed_over(
         assert found is not None
         assert found[0] == "deactivated"
     assert (why(agent, 0, skips=False, weights=weights, **more) is not None) is weights
+
+
+def test_whoever_had_a_returned_lead_is_passed_over_whatever_is_off() -> None:
+    assert why(ANA, declined={ANA.agent_id}, skips=False, weights=False) == why(ANA, declined={ANA.agent_id})
 
 
 def test_weight_zero_counts_only_with_weights() -> None:
