@@ -116,9 +116,8 @@ class Unit:
         if self._row.version != planned.row.version:
             raise store.ConfigurationChanged
         self._planned, self._plan = planned, planned.plan
-        self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests)
         at = runtime.clock(self._now)
-        known = self._known
+        known = self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests, at)
         self._bench = Bench(
             self._plan, known.agents, known.queues, at, self._loads(locked), ahead=known.ahead, members=known.members
         )
@@ -369,6 +368,7 @@ class _Known:
         queue_ids: Sequence[UUID],
         items: Sequence[Item],
         digests: frozenset[bytes],
+        at: datetime,
     ) -> _Known:
         roles = store.load_roles(conn, tenant_id, {item.lead_id for item in items})
         owners, shared = store.existing_owners(conn, tenant_id, digests)
@@ -392,6 +392,9 @@ class _Known:
             served = {place.agent_id for queue in queues.values() for place in queue.line.places}
             members = store.load_members(conn, tenant_id, plan.flags, served)
             homes = plan.homes(members.keys() | queues.keys())
+            # Quiet hours hold a lead without a way out, so whoever waits in them has a claim on nobody.
+            homes = frozenset(home for home in homes if not plan.is_quiet(home, at))
+            members = {queue_id: them for queue_id, them in members.items() if not plan.is_quiet(queue_id, at)}
             ahead = load_waiting(conn, tenant_id, plan.flags, Role.OWNER, homes, mine)
         if mine:
             rules = load_rules(conn, tenant_id, mine)

@@ -111,6 +111,12 @@ class Plan:
     fallbacks: Mapping[UUID, UUID] = field(default_factory=dict)
     default_agents: Mapping[UUID, UUID] = field(default_factory=dict)
     settle: SettleTimes = field(default_factory=SettleTimes)
+    quiet: Mapping[UUID, Quiet] = field(default_factory=dict)
+
+    def is_quiet(self, queue_id: UUID | None, now: datetime) -> bool:
+        """Whether this queue keeps its leads to itself at `now`."""
+        hours = self.quiet.get(queue_id) if queue_id is not None else None
+        return hours is not None and quiet_until(hours, now) is not None
 
     @cached_property
     def households(self) -> bool:

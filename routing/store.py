@@ -129,7 +129,8 @@ def load_plan(conn: sa.Connection, tenant: TenantRow) -> Plan:
             targets = tuple(Target(TargetKind(x["kind"]), UUID(x["id"]) if x.get("id") else None) for x in row.targets)
             rules.append(Rule(row.name, row.precedence, Role(row.role), row.condition, targets))
     q, c = t.queues.c, t.tenants.c
-    columns = (q.queue_id, q.name, q.when_nobody, q.fallback_queue_id, q.default_agent_id)
+    columns = [q.queue_id, q.name, q.when_nobody, q.fallback_queue_id, q.default_agent_id]
+    columns += [q.quiet_hours] if Flag.SKIPS in tenant.flags else []
     queues = conn.execute(sa.select(*columns).where(q.tenant_id == tenant.tenant_id, q.active)).all()
     closed: list[str] = []
     if Flag.CAPACITY in tenant.flags:
@@ -151,6 +152,9 @@ def load_plan(conn: sa.Connection, tenant: TenantRow) -> Plan:
         fallbacks={q.queue_id: q.fallback_queue_id for q in queues if q.when_nobody == WhenNobody.FALLBACK_QUEUE},
         default_agents={q.queue_id: q.default_agent_id for q in queues if q.when_nobody == WhenNobody.DEFAULT_AGENT},
         settle=settle,
+        quiet={q.queue_id: stored.quiet(q.quiet_hours) for q in queues if q.quiet_hours}
+        if Flag.SKIPS in tenant.flags
+        else {},
     )
 
 
