@@ -267,6 +267,7 @@ class Builder:
         if isinstance(zone, str) and not known_zone(zone):
             fix = self.hint(zone, _zones(), "write an IANA time zone such as America/Chicago")
             self.problem(path, f'no time zone "{zone[:100]}" is known', fix)
+            return None
         return zone if isinstance(zone, str) else None
 
     def _part(self, path: Path, raw: object, shape: type | tuple[type, ...], parse: Callable[[Any], _P]) -> _P | None:

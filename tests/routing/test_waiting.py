@@ -104,7 +104,7 @@ class World:
             for q in wanted
         }
         agents = {a: Agent(a, str(a), "A", active=a in self.there) for a in AGENTS}
-        bench = Bench(PLAN, agents, queues, NOW, ahead, members)
+        bench = Bench(PLAN, agents, queues, NOW, ahead=ahead, members=members)
         in_order = sorted(leads, key=lambda x: (x.lead_id not in self.waits, x.place))
         done: list[tuple[Held, Decision]] = []
         for lead in in_order:
