@@ -35,6 +35,7 @@ BACKLOG = 25
 MOST = 100
 # Looked at again though nothing of ours says that they could be served: a human may have taken one unseen.
 REFRESH, REFRESH_EVERY = 50, timedelta(seconds=60)
+# Fed, and nobody was served: something that we do not see stands against it.
 _LOOK = 15.0
 
 
@@ -168,7 +169,7 @@ class _Cursor:
 def drain(runtime: Runtime, tenant: Tenant, stored: Any) -> tuple[float, Any]:
     """One look at everybody who waits: feed those who can be served now. Seconds until the next, and the cursor."""
     tenant_id = tenant.tenant_id
-    again = _LOOK
+    again = REFRESH_EVERY.total_seconds()
     with unit(runtime.engine) as (conn, db_now):
         row = store.tenant_row(conn, tenant_id)
         plan = runtime.plan(conn, row)
