@@ -7,10 +7,13 @@ from types import MappingProxyType
 
 from adapters.base import Adapter
 from adapters.bottlecrm import BottleCrm
+from adapters.espocrm import EspoCrm
 from adapters.followupboss import FollowUpBoss
 from adapters.generic import Generic
 
-_ADAPTERS: Mapping[str, Adapter] = MappingProxyType({a.name: a for a in (BottleCrm(), FollowUpBoss(), Generic())})
+_ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
+    {a.name: a for a in (BottleCrm(), EspoCrm(), FollowUpBoss(), Generic())}
+)
 
 
 class UnknownAdapter(LookupError):

@@ -182,6 +182,11 @@ def install(runtime: Runtime, tenant: Tenant) -> Installed:
         url = hook_url(runtime, conn, tenant)
         client = runtime.client(conn, tenant)
     subscribed = tenant.adapter.subscribe(client, url)
+    name, secret = tenant.adapter.hook_secret, subscribed.secret
+    with runtime.engine.connect() as conn:
+        known = secret is None or secret in runtime.secrets(conn, tenant).get(name, [])[:1]
+    if secret is not None and not known:
+        set_secret(runtime, tenant, name, secret)
     with unit(runtime.engine) as (conn, _):
         chores.schedule(conn, tenant.tenant_id)
     runtime.wake()

@@ -144,9 +144,12 @@ class Kit(ABC):
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths of texts that events carry
     ponds: ClassVar[bool] = True  # whether this CRM has shared buckets of leads
     zone: ClassVar[str | None] = "America/Denver"  # of every agent of the fake; None where the CRM tells none
+    shows_deactivated: ClassVar[bool] = True  # else a deactivated agent is listed no more, which counts as gone
 
     def __init__(self, adapter: Adapter | None = None) -> None:
         self.adapter = adapter or registry.adapter(self.name)
+
+    refusal: ClassVar[Mapping[str, str]] = {}  # headers of an answer that says no, where a bare one says "wait"
 
     @abstractmethod
     def sign(self, body: bytes, secret: bytes, at: datetime = NOW, headers: Mapping[str, str] = {}) -> dict[str, str]:
@@ -155,6 +158,10 @@ class Kit(ABC):
     @abstractmethod
     def retopic(self, body: Any, topic: str) -> Any:
         """The parsed `body` under another topic."""
+
+    def topic_headers(self, topic: str) -> Mapping[str, str]:
+        """What an address of its own tells of `topic`, for a CRM whose bodies do not."""
+        return {}
 
     @abstractmethod
     def batch(self, refs: Sequence[str | None]) -> Any:
@@ -186,6 +193,7 @@ class Kit(ABC):
                 read_timeout=3.0,
                 deadline=5.0,
                 refine=self.adapter.refine,
+                asks_to_wait=self.adapter.asks_to_wait,
             ) as client,
         ):
             yield Running(client, fake, server)
