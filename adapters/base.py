@@ -168,9 +168,13 @@ class Adapter(ABC):
     name: ClassVar[str]
     capabilities: ClassVar[frozenset[Capability]]
     default_base_url: ClassVar[str | None]
-    hook_secret: ClassVar[str]  # the manifest's name of the secret that signs deliveries
+    hook_secret: ClassVar[str | None]  # the manifest's name of the secret that signs deliveries; None: nothing does
     topics: ClassVar[Mapping[str, EventKind]]  # what is subscribed to; `parse` may know more
     missing_is_final_after: ClassVar[float] = 0.0  # seconds for which a 404 may mean "not readable yet"
+    # Seconds from a delivery to the first reading of its leads, for a CRM that tells of what it has not stored yet. An
+    # event that is younger than the lead as read (`occurred_at`, to the second) is then read again until it is not, or
+    # until `missing_is_final_after`: a change that was taken back is never stored.
+    settle: ClassVar[float] = 0.0
     max_batch: ClassVar[int] = 1  # leads per read call
     note_pace: ClassVar[float] = 0.0  # seconds between two notes, so that a CRM's limit on notes is never met
     # Attributes of Lead that only a reading shows: where the rules look at one, a payload is not enough to decide on.
@@ -181,7 +185,9 @@ class Adapter(ABC):
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         """Raise :class:`Rejected` unless one of `secrets` proves `request`. No secret proves nothing.
 
-        Secrets are the bytes of the text that was configured, with any prefix it has.
+        Secrets are the bytes of the text that was configured, with any prefix it has. Without
+        :attr:`Capability.SIGNED_WEBHOOKS` only the token in the hook's address guards it: everything passes, and no
+        event may hold a lead, so that a delivery is never more than a reason to read.
         """
 
     @abstractmethod

@@ -85,7 +85,7 @@ class Client:
     """Calls to one account of one CRM.
 
     Not safe for threads: one Client per thread, because a :class:`requests.Session` is not either. Close it, or use
-    it as a context manager. `credentials` and :meth:`now` are there for the adapter.
+    it as a context manager. `credentials`, `learnt` and :meth:`now` are there for the adapter.
 
     Args:
         base_url: where paths start; https on port 443 unless `allow_private_hosts`.
@@ -120,6 +120,8 @@ class Client:
         self.base_url = base_url.rstrip("/")
         self.credentials = credentials
         self.now = now
+        # What an adapter has learnt of this account and would else ask before each call; gone with the client.
+        self.learnt: dict[str, Any] = {}
         self._origin = _origin(_checked_base(base_url, allow_private_hosts))
         self._allow_private = allow_private_hosts
         self._refine = refine

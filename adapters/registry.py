@@ -10,9 +10,10 @@ from adapters.bottlecrm import BottleCrm
 from adapters.espocrm import EspoCrm
 from adapters.followupboss import FollowUpBoss
 from adapters.generic import Generic
+from adapters.odoo import Odoo
 
 _ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
-    {a.name: a for a in (BottleCrm(), EspoCrm(), FollowUpBoss(), Generic())}
+    {a.name: a for a in (BottleCrm(), EspoCrm(), FollowUpBoss(), Generic(), Odoo())}
 )
 
 

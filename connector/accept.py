@@ -90,7 +90,7 @@ def _hook(runtime: Runtime, token: str, *, fresh: bool = False) -> _Hook | None:
         if row is None:
             return None
         tenant = Tenant(*row[2:])
-        secrets = [s.encode() for s in runtime.secrets(conn, tenant).get(tenant.adapter.hook_secret, [])]
+        secrets = [s.encode() for s in runtime.secrets(conn, tenant).get(tenant.adapter.hook_secret or "", [])]
     found = _Hook(row.hook_id, row.flag_version, tenant, tenant.adapter, secrets, began)
     runtime.hooks[key] = found
     return found
@@ -201,6 +201,7 @@ def store_delivery(
                 "reason": event.problem,
                 "occurred_at": event.occurred_at.isoformat() if event.occurred_at else None,
                 "flag_version": flag_version,
+                "settle": tenant.adapter.settle if source == "webhook" else 0.0,
             }
         )
     row = {

@@ -183,10 +183,11 @@ def install(runtime: Runtime, tenant: Tenant) -> Installed:
         client = runtime.client(conn, tenant)
     subscribed = tenant.adapter.subscribe(client, url)
     name, secret = tenant.adapter.hook_secret, subscribed.secret
-    with runtime.engine.connect() as conn:
-        known = secret is None or secret in runtime.secrets(conn, tenant).get(name, [])[:1]
-    if secret is not None and not known:
-        set_secret(runtime, tenant, name, secret)
+    if name is not None and secret is not None:
+        with runtime.engine.connect() as conn:
+            newest = runtime.secrets(conn, tenant).get(name, [])[:1]
+        if secret not in newest:
+            set_secret(runtime, tenant, name, secret)
     with unit(runtime.engine) as (conn, _):
         chores.schedule(conn, tenant.tenant_id)
     runtime.wake()

@@ -159,6 +159,14 @@ class Kit(ABC):
     def retopic(self, body: Any, topic: str) -> Any:
         """The parsed `body` under another topic."""
 
+    def writes(self, asked: Received) -> bool:
+        """Whether a call may change the CRM; for those whose readings are POSTs, too."""
+        return asked.writes
+
+    def about(self, fixture: Fixture, ref: str) -> bytes:
+        """The body of a delivery as it would be about another lead."""
+        return fixture.body.replace(fixture.about["events"][0]["ref"].encode(), ref.encode())
+
     def topic_headers(self, topic: str) -> Mapping[str, str]:
         """What an address of its own tells of `topic`, for a CRM whose bodies do not."""
         return {}
@@ -182,8 +190,10 @@ class Kit(ABC):
     @contextmanager
     def running(self) -> Iterator[Running]:
         fake = self.fake()
+        answering = Server(fake.handle)
+        answering.writes = self.writes
         with (
-            Server(fake.handle).running() as server,
+            answering.running() as server,
             Client(
                 server.url,
                 self.adapter.headers(self.credentials),

@@ -62,7 +62,8 @@ class Live(Rig):
             of.name,
             base_url=server.url,
             parameters={k: v for k, v in of.credentials.parameters.items() if k in known},
-            secret_values={**of.credentials.secrets, of.adapter.hook_secret: secret.decode()},
+            secret_values={**of.credentials.secrets}
+            | ({of.adapter.hook_secret: secret.decode()} if of.adapter.hook_secret else {}),
         )
         with runtime.engine.connect() as conn:
             self.tenant = runtime.tenant_named(conn, name)
@@ -74,9 +75,9 @@ class Live(Rig):
             kind = "owner"
             for name, was, now in zip(("hook", "note", "collaborator"), before, self._shape(), strict=True):
                 kind = name if was != now else kind
-            if asked.writes:
+            if self.kit.writes(asked):
                 self.written.append(kind)
-            if asked.writes and self.lose_answer(kind):
+            if self.kit.writes(asked) and self.lose_answer(kind):
                 return reset()
         if isinstance(reply.body, dict | list):
             body = json.dumps(reply.body).encode().replace(ADDRESS, b"")
@@ -109,7 +110,7 @@ class Live(Rig):
         else:
             told = next(f for f in deliveries(self.crm) if [e["kind"] for e in f.about["events"]] == [kind])
             (ref,) = refs
-            body, headers = told.body.replace(told.about["events"][0]["ref"].encode(), str(ref).encode()), told.headers
+            body, headers = self.kit.about(told, str(ref)), told.headers
         return body, self.kit.sign(body, self.secret, datetime.now(UTC), headers)
 
     def send(self, delivery: tuple[bytes, Mapping[str, str]]) -> int:
