@@ -9,11 +9,12 @@ from adapters.base import Adapter
 from adapters.bottlecrm import BottleCrm
 from adapters.espocrm import EspoCrm
 from adapters.followupboss import FollowUpBoss
+from adapters.frappe import Frappe
 from adapters.generic import Generic
 from adapters.odoo import Odoo
 
 _ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
-    {a.name: a for a in (BottleCrm(), EspoCrm(), FollowUpBoss(), Generic(), Odoo())}
+    {a.name: a for a in (BottleCrm(), EspoCrm(), FollowUpBoss(), Frappe(), Generic(), Odoo())}
 )
 
 
