@@ -12,9 +12,10 @@ from adapters.followupboss import FollowUpBoss
 from adapters.frappe import Frappe
 from adapters.generic import Generic
 from adapters.odoo import Odoo
+from adapters.twenty import Twenty
 
 _ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
-    {a.name: a for a in (BottleCrm(), EspoCrm(), FollowUpBoss(), Frappe(), Generic(), Odoo())}
+    {a.name: a for a in (BottleCrm(), EspoCrm(), FollowUpBoss(), Frappe(), Generic(), Odoo(), Twenty())}
 )
 
 

@@ -40,8 +40,8 @@ class Captures:
         return found
 
     def load(self, name: str) -> Any:
-        """The one file whose name starts so."""
-        (path,) = self.folder.glob(f"{name}*.json")
+        """The one file of this name, or of this number."""
+        (path,) = (p for p in self.folder.glob("*.json") if name in (p.stem, p.stem.partition("_")[0]))
         return json.loads(path.read_text("utf-8"))
 
     def delivery(self, name: str, **more: str) -> tuple[WebhookRequest, datetime]:
