@@ -56,22 +56,8 @@ _KINDS: Mapping[str, EventKind] = MappingProxyType(
 )
 _TOPICS = ("created", "updated", "destroyed")  # a deletion by REST is a destruction
 _TOLERANCE = 300  # seconds; nothing is sent twice
-_NOT_CUSTOM = frozenset(
-    [
-        "id",
-        "createdAt",
-        "updatedAt",
-        "deletedAt",
-        "position",
-        "searchVector",
-        "name",
-        "source",
-        "type",
-        "stage",
-        "email",
-        "phone",
-    ]
-)
+_BASE = frozenset({"id", "createdAt", "updatedAt", "deletedAt", "position", "searchVector"})
+_READ = frozenset({"name", "source", "type", "stage", "email", "phone"})  # under names of our own
 
 
 class Twenty(Adapter):
@@ -260,7 +246,7 @@ def _lead(record: Fields, relation: str) -> Lead:
     place = next((p for p in parts.values() if p.has("addressCity")), none)
     name, mails, phones = parts.get("name", none), parts.get("emails", none), parts.get("phones", none)
     price = next((parts[k].number("amountMicros") for k in ("amount", "price", "budget") if k in parts), None)
-    custom = [k for k, v in record.data.items() if not isinstance(v, dict) and k not in _NOT_CUSTOM | {owner}]
+    custom = [k for k, v in record.data.items() if not isinstance(v, dict) and k not in _BASE | _READ | {owner}]
     called = f"{phones.text('primaryPhoneCallingCode') or ''}{phones.text('primaryPhoneNumber') or ''}"
     return Lead(
         ref=record.ref("id"),
