@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from adapters.client import Client
     from adapters.upkeep import Next
 
-# packages/twenty-server/src/engine/core-modules/event-emitter: the last part of ``eventName``.
+# modules/webhook/jobs/call-webhook.job.ts of twenty-server: the last part of ``eventName``.
 _KINDS: Mapping[str, EventKind] = MappingProxyType(
     {
         "created": EventKind.LEAD_CREATED,
