@@ -112,7 +112,8 @@ class Twenty(Adapter):
         lead = None if kind is EventKind.LEAD_DELETED or not record.has(f"{relation}Id") else _lead(record, relation)
         key = f"{topic}:{ref}:{(record.text('updatedAt') or '')[:40]}"
         occurred_at = Fields(body.data, strict=False).time("eventDate")
-        return [Event(kind, key, key_is_final=False, ref=ref, lead=lead, occurred_at=occurred_at)]
+        once = kind is EventKind.LEAD_CREATED  # in the life of a record; two updates may share a millisecond
+        return [Event(kind, key, key_is_final=once, ref=ref, lead=lead, occurred_at=occurred_at)]
 
     def refine(self, status: int, data: Any) -> Outcome | None:
         """There is no 404; and a server that has lost its cache answers 500 until somebody signs in."""

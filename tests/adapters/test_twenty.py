@@ -73,7 +73,7 @@ def test_captured_deliveries(name: str) -> None:
     CRM.verify(request, [b"another", SECRET.encode()], came)
     body, found = json.loads(request.body), event(name)
     assert found.kind is KINDS[body["eventName"].partition(".")[2]]
-    assert (found.ref, found.key_is_final) == (body["record"]["id"], False)
+    assert (found.ref, found.key_is_final) == (body["record"]["id"], found.kind is CREATED)
     assert found.occurred_at is not None
     assert timedelta(0) <= came - found.occurred_at < timedelta(seconds=1)
     if found.kind is DELETED:
