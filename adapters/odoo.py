@@ -208,6 +208,7 @@ def _lead_fields(client: Client) -> list[str]:
         if "user_id" not in kinds:
             raise CrmError(Outcome.ANSWER_UNREADABLE, status=200, call="POST /jsonrpc")
         custom = sorted(n for n, kind in kinds.items() if n.startswith("x_") and kind in _CUSTOM_KINDS)
+        client.learnt["truths"] = frozenset(n for n in custom if kinds[n] == "boolean")
         client.learnt["fields"] = ["id", *(n for n in _OF_A_LEAD if n in kinds), *custom]
     return list(client.learnt["fields"])
 
@@ -217,8 +218,7 @@ def _lead(row: Fields, tags: Mapping[int, str] = MappingProxyType({})) -> Lead:
         raise payload.missing("user_id")  # nobody is guessed
     owner = row.data["user_id"]
     about: dict[str, Any] = {"team": rpc.named(row, "team_id"), "medium": rpc.named(row, "medium_id")}
-    about["company"] = row.text("partner_name")
-    about |= row.scalars(k for k in row.data if k.startswith("x_"))
+    about |= {"company": row.text("partner_name")} | row.scalars(k for k in row.data if k.startswith("x_"))
     return Lead(
         ref=row.ref("id"),
         owner_ref=None if owner is None else payload.ref(owner[0] if isinstance(owner, list) and owner else owner),

@@ -5,7 +5,7 @@ Each call names the database, the number of the user and the key; every error of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,7 +79,8 @@ def search(
     """``search_read``: what `make` makes of each record that `domain` finds."""
     context = dict(named.pop("context", {}))
     rows = execute(client, model, "search_read", [domain], write=False, fields=list(fields), context=context, **named)
-    return reading(lambda: [make(shown(row)) for row in _list(rows)])
+    truths = client.learnt.get("truths", frozenset())
+    return reading(lambda: [make(shown(row, truths)) for row in _list(rows)])
 
 
 def ids(client: Client, model: str, domain: list[Any]) -> list[int]:
@@ -142,10 +143,10 @@ def told_of(error: CrmError, key: str) -> str:
     return str(data or "")
 
 
-def shown(row: Any) -> Fields:
-    """A record whose empty fields, all of them ``false``, are empty. Truth values keep theirs."""
+def shown(row: Any, truths: Collection[str] = ()) -> Fields:
+    """A record whose empty fields, all of them ``false``, are empty; ``active`` and the fields `truths` mean it."""
     data = Fields(row, strict=False).data
-    plain = {k: None if v is False and k != "active" and not k.startswith("x_") else v for k, v in data.items()}
+    plain = {k: None if v is False and k != "active" and k not in truths else v for k, v in data.items()}
     return Fields(plain, strict=False)
 
 

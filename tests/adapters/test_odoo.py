@@ -34,7 +34,7 @@ def mock() -> Iterator[responses.RequestsMock]:
 @pytest.fixture
 def client() -> Iterator[Client]:
     with CAPTURED.client(CREDENTIALS, NOW) as made:
-        made.learnt |= {"uid": 6, "fields": ["id", "name", "user_id"]}
+        made.learnt |= {"uid": 6, "fields": ["id", "name", "user_id"], "truths": frozenset({"x_pool"})}
         yield made
 
 
@@ -205,7 +205,7 @@ def test_every_field_of_a_lead_that_is_read(client: Client, mock: responses.Requ
         "tag_ids": [9, 4],
         "x_beds": 3,
         "x_pool": False,
-        "x_note": "",
+        "x_note": False,
     }
     tags = [{"id": 4, "name": "VIP"}, {"id": 9, "name": "Hot"}]
     for result in ([row], tags):
@@ -237,11 +237,13 @@ def test_every_field_of_a_lead_that_is_read(client: Client, mock: responses.Requ
 def test_only_fields_that_this_odoo_has_are_asked_for(client: Client, mock: responses.RequestsMock) -> None:
     client.learnt.pop("fields")
     kinds = {"user_id": {"type": "many2one"}, "zip": {"type": "char"}, "x_beds": {"type": "integer"},
+             "x_pool": {"type": "boolean"},
              "x_links": {"type": "many2many"}, "message_ids": {"type": "one2many"}}  # fmt: skip
     for result in (kinds, []):
         mock.add("POST", f"{BASE}/jsonrpc", json={"jsonrpc": "2.0", "id": 1, "result": result})
     CRM.fetch_leads(client, ["2"])
-    assert sent(mock, 1)["params"]["args"][6]["fields"] == ["id", "zip", "user_id", "x_beds"]
+    assert sent(mock, 1)["params"]["args"][6]["fields"] == ["id", "zip", "user_id", "x_beds", "x_pool"]
+    assert client.learnt["truths"] == {"x_pool"}  # of all other fields false says that they are empty
 
 
 def test_an_owner_that_is_not_shown_is_never_nobody(client: Client, mock: responses.RequestsMock) -> None:
