@@ -203,12 +203,11 @@ _INTERNAL = ["share", "=", False]  # no portal users
 def _lead_fields(client: Client) -> list[str]:
     """Those of a lead that this Odoo has, its custom fields among them."""
     if "fields" not in client.learnt:
-        found = rpc.execute(client, _LEAD, "fields_get", [], write=False, attributes=["type"])
-        kinds = {name: about.get("type") for name, about in found.items()} if isinstance(found, dict) else {}
+        kinds = rpc.field_kinds(client, _LEAD)
         if "user_id" not in kinds:
             raise CrmError(Outcome.ANSWER_UNREADABLE, status=200, call="POST /jsonrpc")
         custom = sorted(n for n, kind in kinds.items() if n.startswith("x_") and kind in _CUSTOM_KINDS)
-        client.learnt["truths"] = frozenset(n for n in custom if kinds[n] == "boolean")
+        client.learnt |= {"truths": {n for n in custom if kinds[n] == "boolean"}}
         client.learnt["fields"] = ["id", *(n for n in _OF_A_LEAD if n in kinds), *custom]
     return list(client.learnt["fields"])
 

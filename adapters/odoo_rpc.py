@@ -70,7 +70,12 @@ def execute(client: Client, model: str, method: str, args: list[Any], *, write: 
     """``execute_kw``: call `method` of `model` with `args` and `named`."""
     database, _, key = _login(client)
     what = [database, uid(client), key, model, method, args, named]
-    return call(client, "object", "execute_kw", what, write=write)[1]
+    try:
+        return call(client, "object", "execute_kw", what, write=write)[1]
+    except CrmError as error:
+        if error.outcome is Outcome.REFUSED:
+            client.learnt.pop("fields", None)  # one of them may be gone by now
+        raise
 
 
 def search(
@@ -87,6 +92,12 @@ def ids(client: Client, model: str, domain: list[Any]) -> list[int]:
     """``search``: the numbers of the records that `domain` finds."""
     found = execute(client, model, "search", [domain], write=False)
     return reading(lambda: [int(payload.ref(one)) for one in _list(found)])
+
+
+def field_kinds(client: Client, model: str) -> dict[str, str | None]:
+    """The fields that `model` has, with their types."""
+    found = execute(client, model, "fields_get", [], write=False, attributes=["type"])
+    return reading(lambda: {k: shown(v).text("type") for k, v in Fields(found, strict=False).data.items()})
 
 
 def names_of(client: Client, model: str, numbers: Sequence[Any]) -> Mapping[int, str]:

@@ -246,6 +246,22 @@ def test_only_fields_that_this_odoo_has_are_asked_for(client: Client, mock: resp
     assert client.learnt["truths"] == {"x_pool"}  # of all other fields false says that they are empty
 
 
+@pytest.mark.parametrize("result", [[], {"user_id": 7}, {"zip": {"type": "char"}}, None, True])
+def test_odd_fields_are_no_fault_of_ours(result: Any, client: Client, mock: responses.RequestsMock) -> None:
+    client.learnt.pop("fields")
+    mock.add("POST", f"{BASE}/jsonrpc", json={"jsonrpc": "2.0", "id": 1, "result": result})
+    with pytest.raises(CrmError) as caught:
+        CRM.fetch_leads(client, ["2"])
+    assert caught.value.outcome is Outcome.ANSWER_UNREADABLE
+
+
+def test_a_field_that_went_is_asked_for_once_only(client: Client, mock: responses.RequestsMock) -> None:
+    CAPTURED.answer(mock, "api47")
+    with pytest.raises(CrmError):
+        CRM.fetch_leads(client, ["2"])
+    assert "fields" not in client.learnt
+
+
 def test_an_owner_that_is_not_shown_is_never_nobody(client: Client, mock: responses.RequestsMock) -> None:
     CAPTURED.answer(mock, "api34", lambda body: {"result": [{"id": 2, "name": "x"}]})
     with pytest.raises(CrmError) as caught:
