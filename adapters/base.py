@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _SLUG = re.compile(r"[a-z0-9_]{1,60}")
 
+#: A header of :class:`WebhookRequest` that no sender can set: what stood after the token in the address of the hook
+#: (``/hooks/<token>/<topic>``). For CRMs whose deliveries do not say what they tell of: each topic has an address.
+HOOK_TOPIC = ":topic"
+
 
 class _Declared(Exception):
     """An error with a reason slug: the only text of it that may reach a log."""
@@ -64,7 +68,10 @@ class Capability(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WebhookRequest:
-    """One HTTP request of a CRM as received. ``headers`` has lower-case names; ``body`` is the raw bytes."""
+    """One HTTP request of a CRM as received. ``headers`` has lower-case names; ``body`` is the raw bytes.
+
+    Where the address held a topic, ``headers`` has it as :data:`HOOK_TOPIC`.
+    """
 
     method: str
     url: str
@@ -126,10 +133,15 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """What :meth:`Adapter.subscribe` left behind: hooks that stand now and what a human must still do."""
+    """What :meth:`Adapter.subscribe` left behind: hooks that stand now and what a human must still do.
+
+    ``secret`` is what signs the deliveries of these hooks, where the CRM or the adapter made it up and no admin can
+    know it: the caller keeps it under the adapter's ``hook_secret``.
+    """
 
     hooks: tuple[Hook, ...] = ()
     by_hand: tuple[str, ...] = ()
+    secret: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +168,13 @@ class Adapter(ABC):
     name: ClassVar[str]
     capabilities: ClassVar[frozenset[Capability]]
     default_base_url: ClassVar[str | None]
-    hook_secret: ClassVar[str]  # the manifest's name of the secret that signs deliveries
+    hook_secret: ClassVar[str | None]  # the manifest's name of the secret that signs deliveries; None: nothing does
     topics: ClassVar[Mapping[str, EventKind]]  # what is subscribed to; `parse` may know more
     missing_is_final_after: ClassVar[float] = 0.0  # seconds for which a 404 may mean "not readable yet"
+    # Seconds from a delivery to the first reading of its leads, for a CRM that tells of what it has not stored yet. An
+    # event that is younger than the lead as read (`occurred_at`, to the second) is then read again until it is not, or
+    # until `missing_is_final_after`: a change that was taken back is never stored.
+    settle: ClassVar[float] = 0.0
     max_batch: ClassVar[int] = 1  # leads per read call
     note_pace: ClassVar[float] = 0.0  # seconds between two notes, so that a CRM's limit on notes is never met
     # Attributes of Lead that only a reading shows: where the rules look at one, a payload is not enough to decide on.
@@ -169,7 +185,9 @@ class Adapter(ABC):
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         """Raise :class:`Rejected` unless one of `secrets` proves `request`. No secret proves nothing.
 
-        Secrets are the bytes of the text that was configured, with any prefix it has.
+        Secrets are the bytes of the text that was configured, with any prefix it has. Without
+        :attr:`Capability.SIGNED_WEBHOOKS` only the token in the hook's address guards it: everything passes, and no
+        event may hold a lead, so that a delivery is never more than a reason to read.
         """
 
     @abstractmethod
@@ -185,6 +203,13 @@ class Adapter(ABC):
         """What an answer other than 2xx means where this CRM's `status` alone misleads; None: what it says.
 
         `data` is the parsed body, None where it is no JSON. Called by the client for every such answer.
+        """
+        return None
+
+    def asks_to_wait(self, status: int, headers: Mapping[str, str]) -> float | None:
+        """Seconds to wait where the `headers` of an answer other than 2xx, not its `status`, say "not now".
+
+        None: they say no such thing. Looked at before :meth:`refine`; `headers` are looked up in any case.
         """
         return None
 

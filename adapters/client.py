@@ -58,6 +58,10 @@ class Answer:
             outcome = verdict(fault, write=write).outcome
             raise CrmError(outcome, status=self.status, fault=fault, call=self.call) from None
 
+    def failed(self, outcome: Outcome, *, text: str | None = None) -> CrmError:
+        """The error that this answer is, where a CRM tells of one in the body of a success."""
+        return CrmError(outcome, status=self.status, call=self.call, text=text, data=self.data)
+
 
 def parse_retry_after(value: str | None, now: datetime) -> float | None:
     """Seconds from a ``Retry-After`` in seconds or as an HTTP date, clamped to 0..3600; None when unreadable.
@@ -81,7 +85,7 @@ class Client:
     """Calls to one account of one CRM.
 
     Not safe for threads: one Client per thread, because a :class:`requests.Session` is not either. Close it, or use
-    it as a context manager. `credentials` and :meth:`now` are there for the adapter.
+    it as a context manager. `credentials`, `learnt` and :meth:`now` are there for the adapter.
 
     Args:
         base_url: where paths start; https on port 443 unless `allow_private_hosts`.
@@ -92,6 +96,7 @@ class Client:
             whole call with its body. The name look-up is bounded by the system's resolver only.
         max_answer: bytes of a decoded body.
         refine: another outcome for an answer other than 2xx, from :meth:`adapters.base.Adapter.refine`.
+        asks_to_wait: seconds to wait where headers say so, from :meth:`adapters.base.Adapter.asks_to_wait`.
 
     Raises:
         ValueError: a base address or header that can never be sent; the text names the fix, never a header's value.
@@ -110,13 +115,17 @@ class Client:
         deadline: float = 10.0,
         max_answer: int = 1 << 20,
         refine: Callable[[int, Any], Outcome | None] = lambda status, data: None,
+        asks_to_wait: Callable[[int, Mapping[str, str]], float | None] = lambda status, headers: None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.credentials = credentials
         self.now = now
+        # What an adapter has learnt of this account and would else ask before each call; gone with the client.
+        self.learnt: dict[str, Any] = {}
         self._origin = _origin(_checked_base(base_url, allow_private_hosts))
         self._allow_private = allow_private_hosts
         self._refine = refine
+        self._asks_to_wait = asks_to_wait
         self._times = (connect_timeout, read_timeout, deadline)
         self._limits = Limits(max_answer, ANSWER.max_depth, ANSWER.max_elements, ANSWER.max_keys)
         session = self._session = _Session()
@@ -247,7 +256,10 @@ class Client:
                 fault = Fault.UNREADABLE
         if status is not None and (outcome := verdict(status, write=write).outcome) is not Outcome.OK:
             wait = parse_retry_after(answered.get("Retry-After"), self.now())
-            outcome = self._refine(status, data_read) or outcome
+            if (asked := self._asks_to_wait(status, answered)) is not None:
+                outcome, wait = Outcome.WAIT, max(asked, wait or 0.0)
+            else:
+                outcome = self._refine(status, data_read) or outcome
             raise CrmError(outcome, status=status, retry_after=wait, call=call, data=data_read)
         if fault is not None:
             kind = PrivateHost if fault is Fault.PRIVATE_HOST else CrmError

@@ -53,7 +53,7 @@ from adapters.base import (
 )
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
-from adapters.upkeep import agents, clock, hooks_alive, http_date, ours, pages, probe, unless_gone
+from adapters.upkeep import agents, clock, each_once, hooks_alive, http_date, ours, pages, probe, unless_gone
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
@@ -175,12 +175,7 @@ class Generic(Adapter):
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """``GET /agents`` to its end."""
-        seen: set[str] = set()
-        for page in _pages(client, "/agents", {}, "agents", _agent):
-            for agent in page:
-                if agent.ref not in seen:
-                    seen.add(agent.ref)
-                    yield agent
+        return each_once(_pages(client, "/agents", {}, "agents", _agent))
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """``GET /agents/{id}``."""

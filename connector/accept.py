@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from flask import Blueprint, Response, current_app, request
 from sqlalchemy.exc import SQLAlchemyError
 
-from adapters.base import Adapter, Event, EventKind, Rejected, Unreadable, WebhookRequest
+from adapters.base import HOOK_TOPIC, Adapter, Event, EventKind, Rejected, Unreadable, WebhookRequest
 from connector import log
 from connector.alarms import open_alarm
 from connector.database import is_contention, is_outage, new_id, unit
@@ -29,7 +29,7 @@ from routing.tables import tenants
 
 #: Larger than any CRM's delivery by far; read under this limit before anything is parsed.
 MAX_BODY = 1024 * 1024
-_KEPT_HEADERS = ("content-type", "user-agent", "webhook-id", "webhook-timestamp")
+_KEPT_HEADERS = ("content-type", "user-agent", "webhook-id", "webhook-timestamp", HOOK_TOPIC)
 
 blueprint = Blueprint("hooks", __name__)
 _log = log.get("accept")
@@ -90,19 +90,20 @@ def _hook(runtime: Runtime, token: str, *, fresh: bool = False) -> _Hook | None:
         if row is None:
             return None
         tenant = Tenant(*row[2:])
-        secrets = [s.encode() for s in runtime.secrets(conn, tenant).get(tenant.adapter.hook_secret, [])]
+        secrets = [s.encode() for s in runtime.secrets(conn, tenant).get(tenant.adapter.hook_secret or "", [])]
     found = _Hook(row.hook_id, row.flag_version, tenant, tenant.adapter, secrets, began)
     runtime.hooks[key] = found
     return found
 
 
 @blueprint.post("/hooks/<token>")
-def receive(token: str) -> Response:
-    """One delivery of a CRM."""
+@blueprint.post("/hooks/<token>/<topic>")
+def receive(token: str, topic: str | None = None) -> Response:
+    """One delivery of a CRM. Where its body does not say what it tells of, the address has a `topic`."""
     runtime: Runtime = current_app.extensions["turnlock"]
     try:
         body = _raw_body()
-        return _receive(runtime, token, body)
+        return _receive(runtime, token, topic, body)
     except TooLarge:
         return _plain(413, f"The body is over {MAX_BODY} bytes.")
     except (SQLAlchemyError, OSError) as error:
@@ -117,16 +118,18 @@ def _plain(status: int, text: str, headers: dict[str, str] | None = None) -> Res
     return Response(text, status=status, content_type="text/plain", headers=headers)
 
 
-def _receive(runtime: Runtime, token: str, body: bytes) -> Response:
+def _receive(runtime: Runtime, token: str, topic: str | None, body: bytes) -> Response:
     hook = _hook(runtime, token)
     if hook is None:
         return _plain(404, "No such hook.")
     if hook.tenant.status == "removed":
         return _plain(200, "Ignored: Turnlock is no longer installed for this account.")
+    sent = {name.lower(): value for name, value in request.headers.items()}
+    sent.pop(HOOK_TOPIC, None)
     delivery = WebhookRequest(
         method=request.method,
         url=f"{runtime.settings.public_url}/hooks/{token}",
-        headers={name.lower(): value for name, value in request.headers.items()},
+        headers=sent | {HOOK_TOPIC: topic} if topic else sent,
         body=body,
     )
     try:
@@ -198,6 +201,7 @@ def store_delivery(
                 "reason": event.problem,
                 "occurred_at": event.occurred_at.isoformat() if event.occurred_at else None,
                 "flag_version": flag_version,
+                "settle": tenant.adapter.settle if source == "webhook" else 0.0,
             }
         )
     row = {

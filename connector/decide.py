@@ -29,6 +29,13 @@ from routing.model import Reason, Role
 
 _log = log.get("decide")
 
+
+def _told_too_early(item: Item) -> bool:
+    """Whether the lead as read is older than its event. To the second, as CRMs cut the times that they show."""
+    told, read = item.event.occurred_at, item.lead.updated_at
+    return told is not None and read is not None and read < told.replace(microsecond=0)
+
+
 #: Hands writes that were born leased to the senders of this process.
 Send = Callable[[UUID, UUID, Sequence[saving.Ordered]], None]
 
@@ -92,13 +99,35 @@ class Decider:
             self._missing(tenant, lease, row, lead_id)
         for row, reason in read.refused:
             self._park(tenant, lease, [row.event_id], reason)
-        items = read.items
+        items = self._stored(tenant, lease, read.items)
         for _ in range(_RESTARTS):
             items = self._pass(tenant, lease, items)
             if not items:
                 return
         for item in items:
             self._group(tenant, lease, [item], None)
+
+    def _stored(self, tenant: Tenant, lease: UUID, items: Sequence[Item]) -> Sequence[Item]:
+        """`items` without those that the CRM told of before it stored them: they are read again.
+
+        Such a CRM posts inside a transaction that is still open. Until it ends the lead is shown as it was, which
+        would make a cleared owner an echo; if it is taken back, the lead is never shown as it was told.
+        """
+        if not tenant.adapter.settle:
+            return items
+        early = {item.event.event_id for item in items if _told_too_early(item)}
+        if not early:
+            return items
+        with unit(self._runtime.engine) as (conn, now):
+            for item in items:
+                age = (now - item.event.received_at).total_seconds()
+                if item.event.event_id in early and age >= tenant.adapter.missing_is_final_after:
+                    early.remove(item.event.event_id)
+                elif item.event.event_id in early:
+                    after = timedelta(seconds=min(max(0.3, age / 2), 30.0))
+                    ids = [item.event.event_id]
+                    inbox.return_events(conn, tenant.tenant_id, lease, ids, after=after, reason="not_readable")
+        return [item for item in items if item.event.event_id not in early]
 
     def _pass(self, tenant: Tenant, lease: UUID, items: Sequence[Item]) -> list[Item]:
         """Sort `items` into units by their first queue and run them; gives those whose configuration moved."""

@@ -85,6 +85,7 @@ def claim_events(
             e.ref,
             e.payload,
             e.received_at,
+            e.occurred_at,
             e.attempt,
             e.claims,
             e.lead_id,

@@ -203,8 +203,13 @@ def _against_code(where: str, claims: Mapping[str, Any], adapter: Adapter) -> It
         yield Problem(f"{where}.verification.signed_time", what, "make the two agree")
     if not verification["headers"] and Capability.SIGNED_WEBHOOKS in adapter.capabilities:
         yield Problem(f"{where}.verification.headers", "is empty although webhooks are signed", "name the headers")
+    if (verification["secret"] is None) == (Capability.SIGNED_WEBHOOKS in adapter.capabilities):
+        what = "does not fit the capability signed_webhooks of the code"
+        yield Problem(f"{where}.verification.secret", what, "name the secret that signs, or null where nothing does")
     secrets = {f"auth[{at}].secret": auth["secret"] for at, auth in enumerate(claims["auth"])}
-    for at, secret in (secrets | {"verification.secret": verification["secret"]}).items():
+    if verification["secret"] is not None:
+        secrets["verification.secret"] = verification["secret"]
+    for at, secret in secrets.items():
         if secret not in secure:
             yield Problem(f"{where}.{at}", f'"{secret}" is not a secure parameter', did_you_mean(secret, secure))
 

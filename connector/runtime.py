@@ -184,6 +184,7 @@ class Runtime:
             now=lambda: datetime.now(UTC),
             allow_private_hosts=self.settings.allow_private_hosts,
             refine=adapter.refine,
+            asks_to_wait=adapter.asks_to_wait,
         )
         kept[tenant.tenant_id] = _Kept(said, client, time.monotonic())
         return client

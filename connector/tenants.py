@@ -182,6 +182,12 @@ def install(runtime: Runtime, tenant: Tenant) -> Installed:
         url = hook_url(runtime, conn, tenant)
         client = runtime.client(conn, tenant)
     subscribed = tenant.adapter.subscribe(client, url)
+    name, secret = tenant.adapter.hook_secret, subscribed.secret
+    if name is not None and secret is not None:
+        with runtime.engine.connect() as conn:
+            newest = runtime.secrets(conn, tenant).get(name, [])[:1]
+        if secret not in newest:
+            set_secret(runtime, tenant, name, secret)
     with unit(runtime.engine) as (conn, _):
         chores.schedule(conn, tenant.tenant_id)
     runtime.wake()

@@ -57,7 +57,7 @@ def _parameters(crm: str) -> list[Mapping[str, Any]]:
 
 @tenant.command("add")
 @click.argument("name", callback=_name)
-@click.option("--crm", required=True, help="Which CRM, by the name of its adapter: followupboss, bottlecrm, generic.")
+@click.option("--crm", required=True, help="Which CRM, by the name of its adapter, such as followupboss or generic.")
 @click.option("--base-url", callback=_address, help="The CRM's address, where it has none of its own.")
 @click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="A plain parameter.")
 @click.option(

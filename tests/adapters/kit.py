@@ -144,9 +144,12 @@ class Kit(ABC):
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths of texts that events carry
     ponds: ClassVar[bool] = True  # whether this CRM has shared buckets of leads
     zone: ClassVar[str | None] = "America/Denver"  # of every agent of the fake; None where the CRM tells none
+    shows_deactivated: ClassVar[bool] = True  # else a deactivated agent is listed no more, which counts as gone
 
     def __init__(self, adapter: Adapter | None = None) -> None:
         self.adapter = adapter or registry.adapter(self.name)
+
+    refusal: ClassVar[Mapping[str, str]] = {}  # headers of an answer that says no, where a bare one says "wait"
 
     @abstractmethod
     def sign(self, body: bytes, secret: bytes, at: datetime = NOW, headers: Mapping[str, str] = {}) -> dict[str, str]:
@@ -155,6 +158,18 @@ class Kit(ABC):
     @abstractmethod
     def retopic(self, body: Any, topic: str) -> Any:
         """The parsed `body` under another topic."""
+
+    def writes(self, asked: Received) -> bool:
+        """Whether a call may change the CRM; for those whose readings are POSTs, too."""
+        return asked.writes
+
+    def about(self, fixture: Fixture, ref: str) -> bytes:
+        """The body of a delivery as it would be about another lead."""
+        return fixture.body.replace(fixture.about["events"][0]["ref"].encode(), ref.encode())
+
+    def topic_headers(self, topic: str) -> Mapping[str, str]:
+        """What an address of its own tells of `topic`, for a CRM whose bodies do not."""
+        return {}
 
     @abstractmethod
     def batch(self, refs: Sequence[str | None]) -> Any:
@@ -175,8 +190,10 @@ class Kit(ABC):
     @contextmanager
     def running(self) -> Iterator[Running]:
         fake = self.fake()
+        answering = Server(fake.handle)
+        answering.writes = self.writes
         with (
-            Server(fake.handle).running() as server,
+            answering.running() as server,
             Client(
                 server.url,
                 self.adapter.headers(self.credentials),
@@ -186,6 +203,7 @@ class Kit(ABC):
                 read_timeout=3.0,
                 deadline=5.0,
                 refine=self.adapter.refine,
+                asks_to_wait=self.adapter.asks_to_wait,
             ) as client,
         ):
             yield Running(client, fake, server)

@@ -21,7 +21,6 @@ import pytest
 import sqlalchemy as sa
 from psycopg import sql
 
-from adapters import registry
 from adapters.base import Capability
 from connector import tenants
 from connector.accept import MAX_BODY
@@ -32,10 +31,10 @@ from connector.runtime import Runtime
 from connector.sandbox import Sandbox, bottlecrm, generic
 from connector.settings import Settings
 from routing import store
-from tests.rig import ANA, BEN, CY, Reply, Rig, captured_logs, http_send, until
+from tests.rig import ANA, BEN, CY, SANDBOXED, Reply, Rig, captured_logs, http_send, until
 
 
-@pytest.fixture(params=registry.names())
+@pytest.fixture(params=SANDBOXED)
 def hooked(request: pytest.FixtureRequest, make_rig: Callable[..., Rig]) -> Rig:
     """A tenant of each CRM whose deliveries are made by hand; no worker runs."""
     rig = make_rig(crm=request.param, worker=False)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from adapters import registry
 from adapters.base import Capability
 from connector.sandbox import bottlecrm
-from tests.rig import ANA, BEN, CY, Rig, captured_logs, http_send, until
+from tests.rig import ANA, BEN, CY, SANDBOXED, Rig, captured_logs, http_send, until
 
-CRMS = registry.names()
+CRMS = SANDBOXED
 BATCHING = [name for name in CRMS if Capability.BATCH_DELIVERY in registry.adapter(name).capabilities]
 
 
