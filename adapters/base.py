@@ -89,7 +89,8 @@ class Event:
 
     ``key`` names the event for ever when ``key_is_final`` (the vendor's own event id); otherwise it only joins it
     with an equal event that no worker has claimed yet. ``lead`` is set when the payload holds the whole lead.
-    ``problem`` is a reason slug, for ``UNREADABLE`` only.
+    ``problem`` is a reason slug, for ``UNREADABLE`` only. ``account`` is the vendor's id of the account that the event
+    is about, where a delivery tells it: by that an app's one hook is split among its tenants.
     """
 
     kind: EventKind
@@ -99,6 +100,7 @@ class Event:
     lead: Lead | None = None
     occurred_at: datetime | None = None
     problem: str | None = None
+    account: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,10 @@ class Adapter(ABC):
 
         `data` is the parsed body, None where it is no JSON. Called by the client for every such answer.
         """
+        return None
+
+    def patience(self, status: int, data: Any) -> float | None:
+        """Seconds to wait after an answer without ``Retry-After``, where this CRM tells it otherwise; None: it does not."""
         return None
 
     @abstractmethod

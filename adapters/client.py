@@ -92,6 +92,7 @@ class Client:
             whole call with its body. The name look-up is bounded by the system's resolver only.
         max_answer: bytes of a decoded body.
         refine: another outcome for an answer other than 2xx, from :meth:`adapters.base.Adapter.refine`.
+        patience: seconds to wait where no ``Retry-After`` says so, from :meth:`adapters.base.Adapter.patience`.
 
     Raises:
         ValueError: a base address or header that can never be sent; the text names the fix, never a header's value.
@@ -110,13 +111,14 @@ class Client:
         deadline: float = 10.0,
         max_answer: int = 1 << 20,
         refine: Callable[[int, Any], Outcome | None] = lambda status, data: None,
+        patience: Callable[[int, Any], float | None] = lambda status, data: None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.credentials = credentials
         self.now = now
         self._origin = _origin(_checked_base(base_url, allow_private_hosts))
         self._allow_private = allow_private_hosts
-        self._refine = refine
+        self._refine, self._patience = refine, patience
         self._times = (connect_timeout, read_timeout, deadline)
         self._limits = Limits(max_answer, ANSWER.max_depth, ANSWER.max_elements, ANSWER.max_keys)
         session = self._session = _Session()
@@ -248,6 +250,8 @@ class Client:
         if status is not None and (outcome := verdict(status, write=write).outcome) is not Outcome.OK:
             wait = parse_retry_after(answered.get("Retry-After"), self.now())
             outcome = self._refine(status, data_read) or outcome
+            if wait is None:
+                wait = self._patience(status, data_read)
             raise CrmError(outcome, status=status, retry_after=wait, call=call, data=data_read)
         if fault is not None:
             kind = PrivateHost if fault is Fault.PRIVATE_HOST else CrmError

@@ -9,8 +9,11 @@ from adapters.base import Adapter
 from adapters.bottlecrm import BottleCrm
 from adapters.followupboss import FollowUpBoss
 from adapters.generic import Generic
+from adapters.hubspot import HubSpot
 
-_ADAPTERS: Mapping[str, Adapter] = MappingProxyType({a.name: a for a in (BottleCrm(), FollowUpBoss(), Generic())})
+_ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
+    {a.name: a for a in (BottleCrm(), FollowUpBoss(), Generic(), HubSpot())}
+)
 
 
 class UnknownAdapter(LookupError):

@@ -173,6 +173,7 @@ class Runtime:
             now=lambda: datetime.now(UTC),
             allow_private_hosts=self.settings.allow_private_hosts,
             refine=adapter.refine,
+            patience=adapter.patience,
         )
         kept[tenant.tenant_id] = _Kept(said, client, time.monotonic())
         return client

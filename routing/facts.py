@@ -17,10 +17,12 @@ from uuid import UUID
 
 from routing.model import Lead, Scalar
 
-_TUPLES = ("collaborator_refs", "tags", "emails", "phones")
+_TUPLES = ("collaborator_refs", "former_refs", "tags", "emails", "phones")
 _TIMES = ("created_at", "updated_at")
 # Who holds the lead, and when it was touched, are not what rules look at: a change there alone is no news to them.
-_NOT_FOR_RULES = frozenset({"ref", "owner_ref", "pond_ref", "unclaimed", "collaborator_refs", "updated_at", "name"})
+_NOT_FOR_RULES = frozenset(
+    {"ref", "former_refs", "owner_ref", "pond_ref", "unclaimed", "collaborator_refs", "updated_at", "name"}
+)
 
 
 def _out(value: object) -> Any:

@@ -144,6 +144,7 @@ class Kit(ABC):
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths of texts that events carry
     ponds: ClassVar[bool] = True  # whether this CRM has shared buckets of leads
     zone: ClassVar[str | None] = "America/Denver"  # of every agent of the fake; None where the CRM tells none
+    url: str = "https://hooks.example.com/hooks/token"  # of the hook; some CRMs sign it
 
     def __init__(self, adapter: Adapter | None = None) -> None:
         self.adapter = adapter or registry.adapter(self.name)
@@ -164,7 +165,7 @@ class Kit(ABC):
     def fake(self) -> Fake: ...
 
     def request(self, body: bytes, headers: Mapping[str, str]) -> WebhookRequest:
-        return WebhookRequest("POST", "https://hooks.example.com/hooks/token", headers, body)
+        return WebhookRequest("POST", self.url, headers, body)
 
     def signed(self, body: bytes, secret: bytes | None = None, at: datetime = NOW, **kw: Any) -> WebhookRequest:
         return self.request(body, self.sign(body, secret or self.secrets[0], at, **kw))
@@ -186,6 +187,7 @@ class Kit(ABC):
                 read_timeout=3.0,
                 deadline=5.0,
                 refine=self.adapter.refine,
+                patience=self.adapter.patience,
             ) as client,
         ):
             yield Running(client, fake, server)
@@ -210,7 +212,7 @@ class Scripted:
             status, body = found if isinstance(found, tuple) else (200, found)
             return status, {}, body if isinstance(body, bytes) else json.dumps(body)
 
-        for method in ("GET", "PUT", "POST", "DELETE"):
+        for method in ("GET", "PUT", "PATCH", "POST", "DELETE"):
             mock.add_callback(method, re.compile(f"{re.escape(base)}/.*"), callback)
 
 

@@ -1,0 +1,445 @@
+"""HubSpot, CRM API v3.
+
+Pages (https://developers.hubspot.com/docs/...): api-reference/legacy/webhooks/guide,
+apps/legacy-apps/authentication/validating-requests, api-reference/legacy/authentication/manage-oauth-tokens,
+api-reference/error-handling, api-reference/latest/crm/using-object-apis, .../crm/search-the-crm,
+.../crm/owners/guide, api-reference/legacy/crm/activities/notes/guide, developer-tooling/platform/usage-guidelines.
+
+What shapes this module: a lead is a contact; deliveries are arrays of up to 100 elements that hold ids only; the
+signature covers method, address, body and time; there is no conditional write and an owner write echoes only some
+properties, so the owner is read back; search lags behind, so it only ever yields ids. A merge may give a *new* id.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import html
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from adapters import payload
+from adapters.base import (
+    Adapter,
+    Capability,
+    Credentials,
+    Event,
+    EventKind,
+    Finding,
+    OwnerWrite,
+    Rejected,
+    Subscribed,
+    Unreadable,
+    WebhookRequest,
+)
+from adapters.outcome import Outcome
+from adapters.payload import Fields
+from adapters.upkeep import agents, clock, http_date, pages, probe, unless_gone
+from routing.model import AgentSeen, Lead, UnassignedDefinition
+
+if TYPE_CHECKING:
+    from adapters.client import Client
+    from adapters.upkeep import Next
+
+# https://developers.hubspot.com/docs/api-reference/legacy/webhooks/guide
+_KINDS: Mapping[str, EventKind] = MappingProxyType(
+    {
+        "creation": EventKind.LEAD_CREATED,
+        "propertyChange": EventKind.LEAD_CHANGED,
+        "merge": EventKind.LEAD_CHANGED,
+        "restore": EventKind.LEAD_CHANGED,
+        "deletion": EventKind.LEAD_DELETED,
+        "privacyDeletion": EventKind.LEAD_DELETED,
+    }
+)
+_CONTACT = "0-1"  # the objectTypeId of contacts, in subscriptions that are not made for one type of object
+# The escapes that are decoded before hashing, and no others (validating-requests, version 3).
+_DECODED: Mapping[str, str] = MappingProxyType(
+    {"%3A": ":", "%2F": "/", "%3F": "?", "%40": "@", "%21": "!", "%24": "$", "%27": "'", "%28": "(", "%29": ")"}
+    | {"%2A": "*", "%2C": ",", "%3B": ";"}
+)
+_WINDOW = 300_000  # milliseconds; the vendor's. Ours may be ahead or behind by as much
+# https://developers.hubspot.com/docs/api-reference/error-handling: how long each limit takes to let calls through
+_POLICIES: Mapping[str, float] = MappingProxyType({"SECONDLY": 1.0, "TEN_SECONDLY_ROLLING": 10.0, "DAILY": 3600.0})
+_LOCKED = 2.0  # seconds, at least, before a record that is locked by bulk traffic is asked for again
+_MOVING = 477  # the account moves to another data centre
+_CONTACTS = "/crm/v3/objects/contacts"
+_NOTES = "/crm/v3/objects/notes"
+_OWNERS = "/crm/v3/owners"
+_PAGE = 100
+_SEARCH_PAGE = 200
+_NOTE_TO_CONTACT = 202
+_LAG = timedelta(seconds=120)  # in which search may not show a contact, or show it with an old owner
+_MERGED = ("hs_merged_object_ids", "hs_calculated_merged_vids")
+_CUSTOM = ("hs_lead_status", "hs_analytics_source_data_1", "hs_analytics_source_data_2", "hs_object_source_label")
+_PROPERTIES = (
+    "createdate", "lastmodifieddate", "firstname", "lastname", "email", "hs_additional_emails", "phone", "mobilephone",
+    "address", "city", "state", "zip", "country", "lifecyclestage", "hubspot_owner_id", "hs_analytics_source",
+    "first_conversion_event_name", "recent_conversion_event_name", "hs_language", *_CUSTOM, *_MERGED,
+)  # fmt: skip
+
+
+class HubSpot(Adapter):
+    """See the module's text."""
+
+    name = "hubspot"
+    capabilities = frozenset(
+        {
+            Capability.SIGNED_WEBHOOKS,
+            Capability.SIGNED_TIME,
+            Capability.TENANT_SECRET,  # a private app's; and the address is signed, so nothing fits another hook
+            Capability.EVENT_ID,
+            Capability.BATCH_DELIVERY,
+            Capability.BATCH_READ,
+            Capability.NULL_OWNER,
+            Capability.NOTES,
+            Capability.SWEEP,
+        }
+    )
+    default_base_url = "https://api.hubapi.com"
+    hook_secret = "client_secret"  # noqa: S105 - the name of a secret
+    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({f"contact.{k}": v for k, v in _KINDS.items()})
+    missing_is_final_after = 30.0
+    max_batch = _PAGE
+
+    def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
+        """``X-HubSpot-Signature-v3``: base64 HMAC-SHA256 of method, address, body and the time's own text."""
+        keys = [s for s in secrets if s]
+        if not keys:
+            raise Rejected("no_secret")
+        given = request.headers.get("x-hubspot-signature-v3", "")
+        stamp = request.headers.get("x-hubspot-request-timestamp", "")
+        if not given or not stamp:
+            raise Rejected("no_signature")
+        if not re.fullmatch("[0-9]{1,15}", stamp):
+            raise Rejected("bad_signature")
+        url = re.sub("%[0-9A-Fa-f]{2}", lambda m: _DECODED.get(m[0].upper(), m[0]), request.url)
+        signed = f"{request.method.upper()}{url}".encode("utf-8", "replace") + request.body + stamp.encode()
+        sent = given.encode("utf-8", "replace")
+        wanted = [base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()) for key in keys]
+        if not any(hmac.compare_digest(want, sent) for want in wanted):
+            raise Rejected("bad_signature")
+        age = now.timestamp() * 1000 - int(stamp)
+        if abs(age) > _WINDOW:
+            raise Rejected("too_old" if age > 0 else "too_new")
+
+    def parse(self, request: WebhookRequest) -> list[Event]:
+        """The events of an array of up to 100 elements, each with the account (portal) that it is about."""
+        body = payload.read_json(request.body)
+        if not isinstance(body, list):
+            raise Unreadable("wrong_type")
+        digest = hashlib.sha256(request.body).hexdigest()
+        events: dict[str, Event] = {}
+        for position, element in enumerate(body):
+            try:
+                found = _events(element)
+            except Unreadable as error:
+                account = _account(element)
+                key = f"{digest}:{position}"
+                found = [Event(EventKind.UNREADABLE, key, problem=error.reason, account=account)]
+            for event in found:
+                events.setdefault(event.key, event)
+        return list(events.values())
+
+    def refine(self, status: int, data: Any) -> Outcome | None:
+        """477 says that the account is being moved: nothing is wrong, and nothing was done."""
+        return Outcome.WAIT if status == _MOVING else None
+
+    def patience(self, status: int, data: Any) -> float | None:
+        """By the name of the limit that was met; its text varies."""
+        if status == 423:
+            return _LOCKED
+        policy = data.get("policyName") if status == 429 and isinstance(data, dict) else None
+        return _POLICIES.get(policy) if isinstance(policy, str) else None
+
+    def headers(self, credentials: Credentials) -> Mapping[str, str]:
+        """The token of a private app, or of an installed app by OAuth."""
+        token = credentials.secrets.get("access_token")
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:
+        """``POST /crm/v3/objects/contacts/batch/read``, 100 per call; contacts that are gone are left out."""
+        found: dict[str, Lead] = {}
+        refs = list(dict.fromkeys(r for r in refs if _is_id(r)))
+        wanted = [*_PROPERTIES, *(p for p in _further(client) if p not in _PROPERTIES)]
+        for start in range(0, len(refs), _PAGE):
+            batch = refs[start : start + _PAGE]
+            for row in _batch(client, _CONTACTS, batch, wanted):
+                lead = _lead(row, client)
+                if lead.ref in batch:  # asked for by an id from before a merge, the contact may come under its new one
+                    found[lead.ref] = lead
+        return found
+
+    def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
+        """``PATCH /crm/v3/objects/contacts/{id}``. The answer shows only some properties, so the owner is read."""
+        path = f"{_CONTACTS}/{payload.ref(lead.ref)}"
+        client.patch(path, json={"properties": {"hubspot_owner_id": agent_ref}})
+        return OwnerWrite()
+
+    def find_note(self, client: Client, ref: str, marker: str) -> bool:
+        """By the contact's associations, which do not lag as search does; the newest 100 notes are looked at."""
+        path = f"/crm/v4/objects/contacts/{payload.ref(ref)}/associations/notes"
+
+        def read(data: Fields) -> tuple[list[int], Next | None]:
+            return [int(_id(row, "toObjectId")) for row in _results(data)], _following(data, path, {"limit": "500"})
+
+        ids = [i for page in pages(_get(client), (path, {"limit": "500"}), read, most=20) for i in page]
+        newest = [str(i) for i in sorted(set(ids))[-_PAGE:]]
+        rows = _batch(client, _NOTES, newest, ["hs_note_body"]) if newest else []
+        return any(marker in html.unescape(row.object("properties").text("hs_note_body") or "") for row in rows)
+
+    def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
+        """``POST /crm/v3/objects/notes``; its body is HTML."""
+        shown = f"<strong>{html.escape(subject)}</strong><br>" + html.escape(body).replace("\n", "<br>")
+        to = {"associationCategory": "HUBSPOT_DEFINED", "associationTypeId": _NOTE_TO_CONTACT}
+        note = {
+            "properties": {"hs_timestamp": _stamp(client.now()), "hs_note_body": shown},
+            "associations": [{"to": {"id": payload.ref(ref)}, "types": [to]}],
+        }
+        client.post(_NOTES, json=note)
+
+    def list_agents(self, client: Client) -> Iterator[AgentSeen]:
+        """Owners, and those archived: deactivated users, whose names are blank."""
+        seen: set[str] = set()
+        for archived in ("false", "true"):
+            for row in _owners(client, archived):
+                agent = _agent(row, archived == "true")
+                if agent.ref not in seen:
+                    seen.add(agent.ref)
+                    yield agent
+
+    def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
+        """``GET /crm/v3/owners/{id}``, which shows a deactivated owner only where one asks for the archived."""
+        for archived in ("false", "true"):
+            query = {"idProperty": "id", "archived": archived}
+            answer = unless_gone(lambda q=query: client.get(f"{_OWNERS}/{payload.ref(ref)}", params=q))  # type: ignore[misc]
+            if answer is not None:
+                with answer.reading():
+                    return _agent(Fields(answer.data, strict=False), archived == "true")
+        return None
+
+    def unassigned_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """Search by ascending id, each page from the last id on: no page is missed when rows leave a list of matches,
+        and the limit of 10,000 rows per query is never met.
+
+        Contacts younger than the parameter ``sweep_min_age`` (seconds, default 120) are left to the next sweep.
+        """
+        newest = client.now() - payload.seconds(client.credentials.parameters.get("sweep_min_age"), _LAG)
+        groups: list[list[dict[str, Any]]] = [[{"propertyName": "hubspot_owner_id", "operator": "NOT_HAS_PROPERTY"}]]
+        users = sorted(definition.user_refs)
+        if users:
+            groups.append([{"propertyName": "hubspot_owner_id", "operator": "IN", "values": users}])
+        created = {"propertyName": "createdate", "operator": "GTE", "value": str(int(since.timestamp() * 1000))}
+        last = "0"
+        while True:
+            after = {"propertyName": "hs_object_id", "operator": "GT", "value": last}
+            query = {
+                "filterGroups": [{"filters": [*group, created, after]} for group in groups],
+                "sorts": [{"propertyName": "hs_object_id", "direction": "ASCENDING"}],
+                "properties": ["createdate", "hubspot_owner_id"],
+                "limit": _SEARCH_PAGE,
+            }
+            answer = client.post(f"{_CONTACTS}/search", json=query, write=False)
+            with answer.reading():
+                rows = [_lead(row, client) for row in _results(Fields(answer.data, strict=False))]
+                if rows and max(int(row.ref) for row in rows) <= int(last):
+                    raise Unreadable("endless_list")
+            if found := [x.ref for x in rows if definition.covers(x) and since <= (x.created_at or since) <= newest]:
+                yield found
+            if len(rows) < _SEARCH_PAGE:
+                return
+            last = str(max(int(row.ref) for row in rows))
+
+    def subscribe(self, client: Client, url: str) -> Subscribed:
+        """By hand: the webhooks of a private app can be set in HubSpot's pages only."""
+        return Subscribed(
+            by_hand=(
+                "HubSpot lets no token make webhooks. Unless they stand already, open the private app's page "
+                "(Settings, Integrations, Private Apps, the app, Webhooks) as a super admin, set the target URL to "
+                f"{url} with 10 concurrent requests, and subscribe contacts to: created, deleted, deleted for "
+                "privacy, merged, restored, and property changed for hubspot_owner_id, lifecyclestage, hs_lead_status",
+            )
+        )
+
+    def unsubscribe(self, client: Client, url: str) -> int:
+        """Nothing: a super admin removes the private app in HubSpot."""
+        return 0
+
+    def check(self, client: Client, url: str | None) -> list[Finding]:
+        """Account, clock, contacts, owners. Webhooks cannot be looked at with a token."""
+
+        def account() -> Iterator[Finding]:
+            answer = client.get("/account-info/v3/details")
+            with answer.reading():
+                yield Finding("account", True, f"portal {Fields(answer.data, strict=False).ref('portalId')}")
+            yield clock(http_date(answer.headers.get("Date")), client.now())
+
+        def contacts() -> Iterator[Finding]:
+            answer = client.get(_CONTACTS, params={"limit": "1", "properties": "hubspot_owner_id"})
+            with answer.reading():
+                _results(Fields(answer.data, strict=False))
+            yield Finding("contacts", True, "readable")
+
+        return [
+            *probe("account", account),
+            *probe("contacts", contacts),
+            *probe("agents", lambda: [agents(sum(a.active for a in self.list_agents(client)))]),
+            Finding("hooks", True, "cannot be read with a token; HubSpot lists deliveries in the app's logs"),
+        ]
+
+
+def _account(element: Any) -> str | None:
+    try:
+        return Fields(element, strict=True).ref("portalId")
+    except Unreadable:
+        return None
+
+
+def _events(element: Any) -> list[Event]:
+    """What one element tells. ``eventId`` is not unique, so the key has all that makes it so, but the attempt."""
+    body = Fields(element, strict=True)
+    topic = body.text("subscriptionType") or body.text("eventType")  # the guide's table has the second name
+    if topic is None:
+        raise payload.missing("subscriptionType")
+    account, event_id, ref = body.ref("portalId"), body.ref("eventId"), _id(body, "objectId")
+    occurred = body.number("occurredAt")
+    if occurred is None:
+        raise payload.missing("occurredAt")
+    changed = body.text("propertyName") or ""
+    key = f"{account}:{topic[:60]}:{ref}:{event_id}:{occurred}:{changed[:100]}"
+    what, _, verb = topic.partition(".")
+    ours = what == "contact" or (what == "object" and body.text("objectTypeId") == _CONTACT)
+    kind = _KINDS.get(verb) if ours else None
+    # Our own write, come back: the app that made it is named. A new contact is never dropped so, even one of ours.
+    echo = verb == "propertyChange" and body.text("changeSource") == "INTEGRATION"
+    if kind is None or (echo and body.text("sourceId") == body.text("appId") is not None):
+        return [Event(EventKind.UNKNOWN, key, account=account)]
+    occurred_at = _time(occurred)
+    if verb != "merge":
+        return [Event(kind, key, ref=ref, occurred_at=occurred_at, account=account)]
+    kept = body.optional_ref("newObjectId") or ref
+    gone = payload.unique([body.optional_ref("primaryObjectId"), *map(payload.ref, body.items("mergedObjectIds"))])
+    return [
+        Event(kind, key, ref=kept, occurred_at=occurred_at, account=account),
+        *(
+            Event(EventKind.LEAD_DELETED, f"{key}:{old}", ref=old, occurred_at=occurred_at, account=account)
+            for old in gone
+            if old != kept
+        ),
+    ]
+
+
+def _is_id(ref: str) -> bool:
+    return ref.isascii() and ref.isdigit()
+
+
+def _id(row: Fields, key: str) -> str:
+    """An id of a record: a whole number, in one spelling."""
+    ref = row.ref(key)
+    if not _is_id(ref):
+        raise Unreadable("wrong_type")
+    return str(int(ref))
+
+
+def _time(milliseconds: Any) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _further(client: Client) -> list[str]:
+    """Properties that the admin named for rules: names apart, and those of price, tags and type."""
+    said = client.credentials.parameters
+    named = [said.get(f"{word}_property") or "" for word in ("price", "tags", "type")]
+    found = payload.unique(name.strip() for name in [*(said.get("properties") or "").split(","), *named])
+    return [name for name in found if re.fullmatch("[a-z0-9_]{1,100}", name)]
+
+
+def _lead(contact: Fields, client: Client) -> Lead:
+    """A contact: all values are texts or null. What the admin named for price, tags and type stands there."""
+    values, said = contact.object("properties"), client.credentials.parameters
+    merged = [values.text(name) or "" for name in _MERGED]
+    more = (values.text("hs_additional_emails") or "").split(";")
+    tags = (values.text(said.get("tags_property") or "-") or "").split(";")
+    names = payload.unique((values.text("firstname"), values.text("lastname")))
+    kept = [name for name in (*_CUSTOM, *_further(client)) if values.has(name)]
+    return Lead(
+        ref=_id(contact, "id"),
+        former_refs=payload.unique(re.split("[:,]", part)[0].strip() for text in merged for part in text.split(";")),
+        owner_ref=values.optional_ref("hubspot_owner_id"),
+        source=values.text("hs_analytics_source"),
+        type=values.text(said.get("type_property") or "-"),
+        stage=values.text("lifecyclestage"),
+        price=values.number(said.get("price_property") or "-"),
+        street=values.text("address"),
+        city=values.text("city"),
+        state=values.text("state"),
+        zip=values.text("zip"),
+        country=values.text("country"),
+        form=values.text("recent_conversion_event_name") or values.text("first_conversion_event_name"),
+        language=values.text("hs_language"),
+        tags=payload.unique(tag.strip() for tag in tags),
+        emails=payload.unique(payload.email(text) for text in (values.text("email") or "", *more)),
+        phones=payload.unique(payload.phone(values.text(k) or "") for k in ("phone", "mobilephone")),
+        custom=MappingProxyType(values.scalars(kept)),
+        created_at=values.time("createdate") or contact.time("createdAt"),
+        updated_at=values.time("lastmodifieddate") or contact.time("updatedAt"),
+        name=" ".join(names) or None,
+    )
+
+
+def _agent(owner: Fields, archived: bool) -> AgentSeen:
+    """``type`` QUEUE is a shared bucket, no person: leads are taken from it, never given to it."""
+    ref = owner.ref("id")
+    names = payload.unique((owner.text("firstName"), owner.text("lastName")))
+    active = not archived and owner.flag("archived") is not True and owner.text("type") != "QUEUE"
+    return AgentSeen(
+        ref=ref, name=" ".join(names) or owner.text("email") or ref, email=owner.text("email"), active=active
+    )
+
+
+def _owners(client: Client, archived: str) -> Iterator[Fields]:
+    base = {"limit": str(_PAGE), "archived": archived}
+
+    def read(data: Fields) -> tuple[list[Fields], Next | None]:
+        return _results(data), _following(data, _OWNERS, base)
+
+    for page in pages(_get(client), (_OWNERS, base), read):
+        yield from page
+
+
+def _get(client: Client) -> Callable[[str, Mapping[str, str]], Any]:
+    return lambda path, query: client.get(path, params=query)
+
+
+def _results(data: Fields) -> list[Fields]:
+    if not isinstance(data.data.get("results"), list):
+        raise payload.missing("results")
+    return data.objects("results")
+
+
+def _following(data: Fields, path: str, query: Mapping[str, str]) -> Next | None:
+    """The next page by ``paging.next.after``; ``link`` is not followed."""
+    after = data.object("paging").object("next").text("after")
+    return (path, {**query, "after": after}) if after else None
+
+
+def _batch(client: Client, path: str, refs: Sequence[str], properties: Sequence[str]) -> list[Fields]:
+    """``POST .../batch/read``; 207 where some are missing, which are then absent."""
+    asked = {"properties": properties, "propertiesWithHistory": [], "inputs": [{"id": ref} for ref in refs]}
+    answer = unless_gone(lambda: client.post(f"{path}/batch/read", json=asked, write=False))
+    if answer is None:
+        return []
+    with answer.reading():
+        return _results(Fields(answer.data, strict=False))
