@@ -191,7 +191,7 @@ class Adapter(ABC):
         return None
 
     def patience(self, status: int, data: Any) -> float | None:
-        """Seconds to wait after an answer without ``Retry-After``, where this CRM tells it otherwise; None: it does not."""
+        """Seconds to wait where an answer without ``Retry-After`` tells them otherwise; None: it does not."""
         return None
 
     @abstractmethod

@@ -203,6 +203,10 @@ class Decider:
                 return
             if lead_id is not None:
                 store.lock_leads(conn, tenant.tenant_id, [lead_id])
+                if row.kind != "inquiry" and store.newest_ref(conn, tenant.tenant_id, lead_id) != row.ref:
+                    # An id from before a merge: that the CRM does not show it says nothing about the lead.
+                    inbox.end_events(conn, tenant.tenant_id, lease, [row.event_id], reason="merged", lead_id=lead_id)
+                    return
                 if lead_id in work.has_open_write(conn, tenant.tenant_id, [lead_id]):
                     inbox.return_events(
                         conn,

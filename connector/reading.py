@@ -171,7 +171,8 @@ def _remember(
 ) -> dict[str, UUID]:
     """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits."""
     ids = {ref: known[ref].lead_id for ref in leads if ref in known}
-    fresh = {ref: lead for ref, lead in leads.items() if ref not in known}
+    ids |= _rekeyed(runtime, tenant.tenant_id, {ref: lead for ref, lead in leads.items() if ref not in known})
+    fresh = {ref: lead for ref, lead in leads.items() if ref not in ids}
     stored = _store_fresh(runtime, tenant.tenant_id, fresh)
     changed = {ref: lead for ref, lead in leads.items() if ref not in stored}
     if changed:
@@ -179,6 +180,33 @@ def _remember(
             ids |= {ref: found.lead_id for ref, found in known_leads(conn, tenant.tenant_id, list(changed)).items()}
         _store_facts(runtime, tenant.tenant_id, changed, ids)
     return ids | stored
+
+
+def _rekeyed(runtime: Runtime, tenant_id: UUID, leads: Mapping[str, Lead]) -> dict[str, UUID]:
+    """Of leads under ids never seen, those known under former ids: the CRM merged them. Each keeps its lead id.
+
+    Where several of the merged were known, the one that stands somewhere goes on, the oldest of them; the others end
+    as gone once their ids are not shown any more.
+    """
+    former = {old for lead in leads.values() for old in lead.former_refs}
+    if not former:
+        return {}
+    with at_rest(runtime.engine) as conn:
+        before = known_leads(conn, tenant_id, sorted(former))
+    kept: dict[str, UUID] = {}
+    for ref, lead in leads.items():
+        known = [before[old] for old in lead.former_refs if old in before]
+        if known:
+            kept[ref] = min(known, key=lambda found: (not found.stands, found.lead_id)).lead_id
+    if not kept:
+        return {}
+    with unit(runtime.engine) as (conn, _):
+        conn.execute(
+            insert(t.lead_refs).on_conflict_do_nothing(index_elements=["tenant_id", "ref"]),
+            [{"tenant_id": tenant_id, "ref": ref, "lead_id": kept[ref]} for ref in sorted(kept)],
+        )
+        # Another worker may have stored a ref first: what stands there now counts.
+        return {ref: found.lead_id for ref, found in known_leads(conn, tenant_id, sorted(kept)).items()}
 
 
 # One statement and one round trip for leads never seen before: lead, ref, facts and identities, all or nothing. Refs go

@@ -32,7 +32,8 @@ class Lead:
 
     ``ref`` is the CRM's id as text. ``owner_ref`` is the CRM's id of the owning agent or None; ``pond_ref`` names a
     shared bucket that holds the lead; ``unclaimed`` marks an open first-to-claim offer; ``former_refs`` are ids that
-    this lead, or one merged into it, had before. Money is in the account's currency. Times are aware UTC. A field that the CRM does not fill is None or empty, never a made-up default.
+    this lead, or one merged into it, had before. Money is in the account's currency. Times are aware UTC. A field
+    that the CRM does not fill is None or empty, never a made-up default.
     """
 
     ref: str

@@ -57,7 +57,9 @@ def _parameters(crm: str) -> list[Mapping[str, Any]]:
 
 @tenant.command("add")
 @click.argument("name", callback=_name)
-@click.option("--crm", required=True, help="Which CRM, by the name of its adapter: followupboss, bottlecrm, generic.")
+@click.option(
+    "--crm", required=True, help="Which CRM, by the name of its adapter: followupboss, hubspot, bottlecrm, generic."
+)
 @click.option("--base-url", callback=_address, help="The CRM's address, where it has none of its own.")
 @click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="A plain parameter.")
 @click.option(

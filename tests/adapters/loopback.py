@@ -32,7 +32,8 @@ class Received:
 
     @property
     def writes(self) -> bool:
-        return self.method not in ("GET", "HEAD")
+        """Whether it asks for a change: some CRMs take their searches and readings of many by POST."""
+        return self.method not in ("GET", "HEAD") and not self.path.endswith(("/batch/read", "/search"))
 
 
 @dataclass(frozen=True)
