@@ -19,6 +19,7 @@ from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
     from adapters.client import Client
+    from adapters.oauth import OAuth
     from adapters.outcome import Outcome
 
 _SLUG = re.compile(r"[a-z0-9_]{1,60}")
@@ -60,6 +61,7 @@ class Capability(StrEnum):
     COLLABORATORS = "collaborators"
     AGENT_PAUSE = "agent_pause"
     SWEEP = "sweep"
+    APP_HOOKS = "app_hooks"  # an app has one hook for the accounts of all who installed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ class Adapter(ABC):
     topics: ClassVar[Mapping[str, EventKind]]  # what is subscribed to; `parse` may know more
     missing_is_final_after: ClassVar[float] = 0.0  # seconds for which a 404 may mean "not readable yet"
     max_batch: ClassVar[int] = 1  # leads per read call
+    oauth: ClassVar[OAuth | None] = None  # how an account grants access to an app of this CRM
     note_pace: ClassVar[float] = 0.0  # seconds between two notes, so that a CRM's limit on notes is never met
     # Attributes of Lead that only a reading shows: where the rules look at one, a payload is not enough to decide on.
     not_in_payload: ClassVar[frozenset[str]] = frozenset()

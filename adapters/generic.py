@@ -71,7 +71,9 @@ class Generic(Adapter):
     """See the module's text."""
 
     name = "generic"
-    capabilities = frozenset(Capability)  # the face is defined here, so nothing is out of its reach
+    capabilities = frozenset(Capability) - {
+        Capability.APP_HOOKS
+    }  # the face is defined here, so nothing is out of reach
     default_base_url = None
     hook_secret = "webhook_secret"  # noqa: S105 - the name of a secret
     topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType(

@@ -18,10 +18,11 @@ import hmac
 import html
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters import hubspot_reading as reading
 from adapters import payload
 from adapters.base import (
     Adapter,
@@ -36,6 +37,7 @@ from adapters.base import (
     Unreadable,
     WebhookRequest,
 )
+from adapters.oauth import OAuth
 from adapters.outcome import Outcome
 from adapters.payload import Fields
 from adapters.upkeep import agents, clock, http_date, pages, probe, unless_gone
@@ -45,18 +47,6 @@ if TYPE_CHECKING:
     from adapters.client import Client
     from adapters.upkeep import Next
 
-# https://developers.hubspot.com/docs/api-reference/legacy/webhooks/guide
-_KINDS: Mapping[str, EventKind] = MappingProxyType(
-    {
-        "creation": EventKind.LEAD_CREATED,
-        "propertyChange": EventKind.LEAD_CHANGED,
-        "merge": EventKind.LEAD_CHANGED,
-        "restore": EventKind.LEAD_CHANGED,
-        "deletion": EventKind.LEAD_DELETED,
-        "privacyDeletion": EventKind.LEAD_DELETED,
-    }
-)
-_CONTACT = "0-1"  # the objectTypeId of contacts, in subscriptions that are not made for one type of object
 # The escapes that are decoded before hashing, and no others (validating-requests, version 3).
 _DECODED: Mapping[str, str] = MappingProxyType(
     {"%3A": ":", "%2F": "/", "%3F": "?", "%40": "@", "%21": "!", "%24": "$", "%27": "'", "%28": "(", "%29": ")"}
@@ -74,13 +64,6 @@ _PAGE = 100
 _SEARCH_PAGE = 200
 _NOTE_TO_CONTACT = 202
 _LAG = timedelta(seconds=120)  # in which search may not show a contact, or show it with an old owner
-_MERGED = ("hs_merged_object_ids", "hs_calculated_merged_vids")
-_CUSTOM = ("hs_lead_status", "hs_analytics_source_data_1", "hs_analytics_source_data_2", "hs_object_source_label")
-_PROPERTIES = (
-    "createdate", "lastmodifieddate", "firstname", "lastname", "email", "hs_additional_emails", "phone", "mobilephone",
-    "address", "city", "state", "zip", "country", "lifecyclestage", "hubspot_owner_id", "hs_analytics_source",
-    "first_conversion_event_name", "recent_conversion_event_name", "hs_language", *_CUSTOM, *_MERGED,
-)  # fmt: skip
 
 
 class HubSpot(Adapter):
@@ -98,11 +81,20 @@ class HubSpot(Adapter):
             Capability.NULL_OWNER,
             Capability.NOTES,
             Capability.SWEEP,
+            Capability.APP_HOOKS,
         }
     )
     default_base_url = "https://api.hubapi.com"
     hook_secret = "client_secret"  # noqa: S105 - the name of a secret
-    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({f"contact.{k}": v for k, v in _KINDS.items()})
+    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({f"contact.{k}": v for k, v in reading.KINDS.items()})
+    oauth = OAuth(
+        authorize_url="https://app.hubspot.com/oauth/authorize",
+        token_url="https://api.hubapi.com/oauth/v3/token",  # noqa: S106 - an address
+        scopes=("oauth", "crm.objects.contacts.read", "crm.objects.contacts.write", "crm.objects.owners.read"),
+        pkce=True,
+        account=lambda answer: answer.optional_ref("hub_id"),
+        replaces=frozenset({"access_token", "client_secret"}),
+    )
     missing_is_final_after = 30.0
     max_batch = _PAGE
 
@@ -112,18 +104,18 @@ class HubSpot(Adapter):
         if not keys:
             raise Rejected("no_secret")
         given = request.headers.get("x-hubspot-signature-v3", "")
-        stamp = request.headers.get("x-hubspot-request-timestamp", "")
-        if not given or not stamp:
+        signed_at = request.headers.get("x-hubspot-request-timestamp", "")
+        if not given or not signed_at:
             raise Rejected("no_signature")
-        if not re.fullmatch("[0-9]{1,15}", stamp):
+        if not re.fullmatch("[0-9]{1,15}", signed_at):
             raise Rejected("bad_signature")
         url = re.sub("%[0-9A-Fa-f]{2}", lambda m: _DECODED.get(m[0].upper(), m[0]), request.url)
-        signed = f"{request.method.upper()}{url}".encode("utf-8", "replace") + request.body + stamp.encode()
+        signed = f"{request.method.upper()}{url}".encode("utf-8", "replace") + request.body + signed_at.encode()
         sent = given.encode("utf-8", "replace")
         wanted = [base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()) for key in keys]
         if not any(hmac.compare_digest(want, sent) for want in wanted):
             raise Rejected("bad_signature")
-        age = now.timestamp() * 1000 - int(stamp)
+        age = now.timestamp() * 1000 - int(signed_at)
         if abs(age) > _WINDOW:
             raise Rejected("too_old" if age > 0 else "too_new")
 
@@ -136,9 +128,9 @@ class HubSpot(Adapter):
         events: dict[str, Event] = {}
         for position, element in enumerate(body):
             try:
-                found = _events(element)
+                found = reading.events_of(element)
             except Unreadable as error:
-                account = _account(element)
+                account = reading.account_of(element)
                 key = f"{digest}:{position}"
                 found = [Event(EventKind.UNREADABLE, key, problem=error.reason, account=account)]
             for event in found:
@@ -164,12 +156,13 @@ class HubSpot(Adapter):
     def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:
         """``POST /crm/v3/objects/contacts/batch/read``, 100 per call; contacts that are gone are left out."""
         found: dict[str, Lead] = {}
-        refs = list(dict.fromkeys(r for r in refs if _is_id(r)))
-        wanted = [*_PROPERTIES, *(p for p in _further(client) if p not in _PROPERTIES)]
+        refs = list(dict.fromkeys(r for r in refs if reading.is_id(r)))
+        said = client.credentials.parameters
+        wanted = list(dict.fromkeys([*reading.PROPERTIES, *reading.further(said)]))
         for start in range(0, len(refs), _PAGE):
             batch = refs[start : start + _PAGE]
             for row in _batch(client, _CONTACTS, batch, wanted):
-                lead = _lead(row, client)
+                lead = reading.lead_of(row, said)
                 if lead.ref in batch:  # asked for by an id from before a merge, the contact may come under its new one
                     found[lead.ref] = lead
         return found
@@ -185,7 +178,8 @@ class HubSpot(Adapter):
         path = f"/crm/v4/objects/contacts/{payload.ref(ref)}/associations/notes"
 
         def read(data: Fields) -> tuple[list[int], Next | None]:
-            return [int(_id(row, "toObjectId")) for row in _results(data)], _following(data, path, {"limit": "500"})
+            ids = [int(reading.record_id(row, "toObjectId")) for row in reading.results(data)]
+            return ids, reading.following(data, path, {"limit": "500"})
 
         ids = [i for page in pages(_get(client), (path, {"limit": "500"}), read, most=20) for i in page]
         newest = [str(i) for i in sorted(set(ids))[-_PAGE:]]
@@ -197,7 +191,7 @@ class HubSpot(Adapter):
         shown = f"<strong>{html.escape(subject)}</strong><br>" + html.escape(body).replace("\n", "<br>")
         to = {"associationCategory": "HUBSPOT_DEFINED", "associationTypeId": _NOTE_TO_CONTACT}
         note = {
-            "properties": {"hs_timestamp": _stamp(client.now()), "hs_note_body": shown},
+            "properties": {"hs_timestamp": reading.stamp(client.now()), "hs_note_body": shown},
             "associations": [{"to": {"id": payload.ref(ref)}, "types": [to]}],
         }
         client.post(_NOTES, json=note)
@@ -207,7 +201,7 @@ class HubSpot(Adapter):
         seen: set[str] = set()
         for archived in ("false", "true"):
             for row in _owners(client, archived):
-                agent = _agent(row, archived == "true")
+                agent = reading.agent_of(row, archived == "true")
                 if agent.ref not in seen:
                     seen.add(agent.ref)
                     yield agent
@@ -219,7 +213,7 @@ class HubSpot(Adapter):
             answer = unless_gone(lambda q=query: client.get(f"{_OWNERS}/{payload.ref(ref)}", params=q))  # type: ignore[misc]
             if answer is not None:
                 with answer.reading():
-                    return _agent(Fields(answer.data, strict=False), archived == "true")
+                    return reading.agent_of(Fields(answer.data, strict=False), archived == "true")
         return None
 
     def unassigned_since(
@@ -230,7 +224,8 @@ class HubSpot(Adapter):
 
         Contacts younger than the parameter ``sweep_min_age`` (seconds, default 120) are left to the next sweep.
         """
-        newest = client.now() - payload.seconds(client.credentials.parameters.get("sweep_min_age"), _LAG)
+        said = client.credentials.parameters
+        newest = client.now() - payload.seconds(said.get("sweep_min_age"), _LAG)
         groups: list[list[dict[str, Any]]] = [[{"propertyName": "hubspot_owner_id", "operator": "NOT_HAS_PROPERTY"}]]
         users = sorted(definition.user_refs)
         if users:
@@ -247,7 +242,8 @@ class HubSpot(Adapter):
             }
             answer = client.post(f"{_CONTACTS}/search", json=query, write=False)
             with answer.reading():
-                rows = [_lead(row, client) for row in _results(Fields(answer.data, strict=False))]
+                page = reading.results(Fields(answer.data, strict=False))
+                rows = [reading.lead_of(row, said) for row in page]
                 if rows and max(int(row.ref) for row in rows) <= int(last):
                     raise Unreadable("endless_list")
             if found := [x.ref for x in rows if definition.covers(x) and since <= (x.created_at or since) <= newest]:
@@ -283,7 +279,7 @@ class HubSpot(Adapter):
         def contacts() -> Iterator[Finding]:
             answer = client.get(_CONTACTS, params={"limit": "1", "properties": "hubspot_owner_id"})
             with answer.reading():
-                _results(Fields(answer.data, strict=False))
+                reading.results(Fields(answer.data, strict=False))
             yield Finding("contacts", True, "readable")
 
         return [
@@ -294,126 +290,11 @@ class HubSpot(Adapter):
         ]
 
 
-def _account(element: Any) -> str | None:
-    try:
-        return Fields(element, strict=True).ref("portalId")
-    except Unreadable:
-        return None
-
-
-def _events(element: Any) -> list[Event]:
-    """What one element tells. ``eventId`` is not unique, so the key has all that makes it so, but the attempt."""
-    body = Fields(element, strict=True)
-    topic = body.text("subscriptionType") or body.text("eventType")  # the guide's table has the second name
-    if topic is None:
-        raise payload.missing("subscriptionType")
-    account, event_id, ref = body.ref("portalId"), body.ref("eventId"), _id(body, "objectId")
-    occurred = body.number("occurredAt")
-    if occurred is None:
-        raise payload.missing("occurredAt")
-    changed = body.text("propertyName") or ""
-    key = f"{account}:{topic[:60]}:{ref}:{event_id}:{occurred}:{changed[:100]}"
-    what, _, verb = topic.partition(".")
-    ours = what == "contact" or (what == "object" and body.text("objectTypeId") == _CONTACT)
-    kind = _KINDS.get(verb) if ours else None
-    # Our own write, come back: the app that made it is named. A new contact is never dropped so, even one of ours.
-    echo = verb == "propertyChange" and body.text("changeSource") == "INTEGRATION"
-    if kind is None or (echo and body.text("sourceId") == body.text("appId") is not None):
-        return [Event(EventKind.UNKNOWN, key, account=account)]
-    occurred_at = _time(occurred)
-    if verb != "merge":
-        return [Event(kind, key, ref=ref, occurred_at=occurred_at, account=account)]
-    kept = body.optional_ref("newObjectId") or ref
-    gone = payload.unique([body.optional_ref("primaryObjectId"), *map(payload.ref, body.items("mergedObjectIds"))])
-    return [
-        Event(kind, key, ref=kept, occurred_at=occurred_at, account=account),
-        *(
-            Event(EventKind.LEAD_DELETED, f"{key}:{old}", ref=old, occurred_at=occurred_at, account=account)
-            for old in gone
-            if old != kept
-        ),
-    ]
-
-
-def _is_id(ref: str) -> bool:
-    return ref.isascii() and ref.isdigit()
-
-
-def _id(row: Fields, key: str) -> str:
-    """An id of a record: a whole number, in one spelling."""
-    ref = row.ref(key)
-    if not _is_id(ref):
-        raise Unreadable("wrong_type")
-    return str(int(ref))
-
-
-def _time(milliseconds: Any) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-def _stamp(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _further(client: Client) -> list[str]:
-    """Properties that the admin named for rules: names apart, and those of price, tags and type."""
-    said = client.credentials.parameters
-    named = [said.get(f"{word}_property") or "" for word in ("price", "tags", "type")]
-    found = payload.unique(name.strip() for name in [*(said.get("properties") or "").split(","), *named])
-    return [name for name in found if re.fullmatch("[a-z0-9_]{1,100}", name)]
-
-
-def _lead(contact: Fields, client: Client) -> Lead:
-    """A contact: all values are texts or null. What the admin named for price, tags and type stands there."""
-    values, said = contact.object("properties"), client.credentials.parameters
-    merged = [values.text(name) or "" for name in _MERGED]
-    more = (values.text("hs_additional_emails") or "").split(";")
-    tags = (values.text(said.get("tags_property") or "-") or "").split(";")
-    names = payload.unique((values.text("firstname"), values.text("lastname")))
-    kept = [name for name in (*_CUSTOM, *_further(client)) if values.has(name)]
-    return Lead(
-        ref=_id(contact, "id"),
-        former_refs=payload.unique(re.split("[:,]", part)[0].strip() for text in merged for part in text.split(";")),
-        owner_ref=values.optional_ref("hubspot_owner_id"),
-        source=values.text("hs_analytics_source"),
-        type=values.text(said.get("type_property") or "-"),
-        stage=values.text("lifecyclestage"),
-        price=values.number(said.get("price_property") or "-"),
-        street=values.text("address"),
-        city=values.text("city"),
-        state=values.text("state"),
-        zip=values.text("zip"),
-        country=values.text("country"),
-        form=values.text("recent_conversion_event_name") or values.text("first_conversion_event_name"),
-        language=values.text("hs_language"),
-        tags=payload.unique(tag.strip() for tag in tags),
-        emails=payload.unique(payload.email(text) for text in (values.text("email") or "", *more)),
-        phones=payload.unique(payload.phone(values.text(k) or "") for k in ("phone", "mobilephone")),
-        custom=MappingProxyType(values.scalars(kept)),
-        created_at=values.time("createdate") or contact.time("createdAt"),
-        updated_at=values.time("lastmodifieddate") or contact.time("updatedAt"),
-        name=" ".join(names) or None,
-    )
-
-
-def _agent(owner: Fields, archived: bool) -> AgentSeen:
-    """``type`` QUEUE is a shared bucket, no person: leads are taken from it, never given to it."""
-    ref = owner.ref("id")
-    names = payload.unique((owner.text("firstName"), owner.text("lastName")))
-    active = not archived and owner.flag("archived") is not True and owner.text("type") != "QUEUE"
-    return AgentSeen(
-        ref=ref, name=" ".join(names) or owner.text("email") or ref, email=owner.text("email"), active=active
-    )
-
-
 def _owners(client: Client, archived: str) -> Iterator[Fields]:
     base = {"limit": str(_PAGE), "archived": archived}
 
     def read(data: Fields) -> tuple[list[Fields], Next | None]:
-        return _results(data), _following(data, _OWNERS, base)
+        return reading.results(data), reading.following(data, _OWNERS, base)
 
     for page in pages(_get(client), (_OWNERS, base), read):
         yield from page
@@ -423,18 +304,6 @@ def _get(client: Client) -> Callable[[str, Mapping[str, str]], Any]:
     return lambda path, query: client.get(path, params=query)
 
 
-def _results(data: Fields) -> list[Fields]:
-    if not isinstance(data.data.get("results"), list):
-        raise payload.missing("results")
-    return data.objects("results")
-
-
-def _following(data: Fields, path: str, query: Mapping[str, str]) -> Next | None:
-    """The next page by ``paging.next.after``; ``link`` is not followed."""
-    after = data.object("paging").object("next").text("after")
-    return (path, {**query, "after": after}) if after else None
-
-
 def _batch(client: Client, path: str, refs: Sequence[str], properties: Sequence[str]) -> list[Fields]:
     """``POST .../batch/read``; 207 where some are missing, which are then absent."""
     asked = {"properties": properties, "propertiesWithHistory": [], "inputs": [{"id": ref} for ref in refs]}
@@ -442,4 +311,4 @@ def _batch(client: Client, path: str, refs: Sequence[str], properties: Sequence[
     if answer is None:
         return []
     with answer.reading():
-        return _results(Fields(answer.data, strict=False))
+        return reading.results(Fields(answer.data, strict=False))

@@ -82,9 +82,9 @@ class HubSpot:
         self._state = state
         self._base = base
         self._windows = Windows()
-        # Access tokens of the OAuth app and when each ends (monotonic); codes with where each may be redeemed.
+        # Access tokens of the OAuth app and when each ends (monotonic); codes with redirect_uri and code challenge.
         self._tokens: dict[str, float] = {}
-        self._codes: dict[str, str] = {}
+        self._codes: dict[str, tuple[str, str]] = {}
         self._open = Routes(("GET", "/oauth/authorize", self._authorize), ("POST", "/oauth/v3/token", self._token))
         contacts = "/crm/v3/objects/contacts"
         self._routes = Routes(
@@ -205,7 +205,7 @@ class HubSpot:
         if query.get("client_id") != account.hubspot_client or not query.get("redirect_uri") or not query.get("scope"):
             raise ApiError(400, "client_id, redirect_uri or scope is wrong.")
         code = f"code-{self._state.number('code')}"
-        self._codes[code] = query["redirect_uri"]
+        self._codes[code] = query["redirect_uri"], query.get("code_challenge", "")
         back = urlencode({"code": code, "state": query.get("state", "")})
         return Answer(302, None, {"Location": f"{query['redirect_uri']}?{back}"})
 
@@ -214,7 +214,9 @@ class HubSpot:
         if (form.get("client_id"), form.get("client_secret")) != (account.hubspot_client, account.hubspot_secret):
             return Answer(400, {"error": "invalid_client", "status": "BAD_CLIENT_ID", "message": "missing or invalid"})
         if form.get("grant_type") == "authorization_code":
-            good = self._codes.pop(form.get("code", ""), None) == form.get("redirect_uri", "-")
+            digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+            proof = base64.urlsafe_b64encode(digest).decode().rstrip("=") if "code_verifier" in form else ""
+            good = self._codes.pop(form.get("code", ""), None) == (form.get("redirect_uri"), proof)
         else:
             good = form.get("refresh_token") == account.hubspot_refresh and not self._state.settings.hubspot_revoked
         if not good:
