@@ -61,6 +61,7 @@ class Capability(StrEnum):
     COLLABORATORS = "collaborators"
     AGENT_PAUSE = "agent_pause"
     SWEEP = "sweep"
+    TEST_LEAD = "test_lead"  # a lead can be made and removed by the API, to try the whole way
     APP_HOOKS = "app_hooks"  # an app has one hook for the accounts of all who installed it
 
 
@@ -224,6 +225,14 @@ class Adapter(ABC):
     def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
         """Put a note on the lead. Not idempotent: callers look with :meth:`find_note` before a repeat."""
         raise NotImplementedError(f"{self.name} lacks {Capability.NOTES}")
+
+    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+        """Make a lead that nobody has, to try the whole way with; its ref."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.TEST_LEAD}")
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """Remove such a lead again. One that is gone already is no error."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.TEST_LEAD}")
 
     @abstractmethod
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:

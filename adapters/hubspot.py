@@ -81,6 +81,7 @@ class HubSpot(Adapter):
             Capability.NULL_OWNER,
             Capability.NOTES,
             Capability.SWEEP,
+            Capability.TEST_LEAD,
             Capability.APP_HOOKS,
         }
     )
@@ -195,6 +196,17 @@ class HubSpot(Adapter):
             "associations": [{"to": {"id": payload.ref(ref)}, "types": [to]}],
         }
         client.post(_NOTES, json=note)
+
+    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+        """``POST /crm/v3/objects/contacts``."""
+        first, _, last = name.partition(" ")
+        answer = client.post(_CONTACTS, json={"properties": {"firstname": first, "lastname": last, "email": email}})
+        with answer.reading(write=True):
+            return reading.record_id(Fields(answer.data, strict=False), "id")
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """``DELETE``: into the recycle bin, from which HubSpot removes it after 90 days."""
+        unless_gone(lambda: client.delete(f"{_CONTACTS}/{payload.ref(ref)}"))
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Owners, and those archived: deactivated users, whose names are blank."""

@@ -17,6 +17,7 @@ _HOW = {
     "agent": "named by the rule",
     "default_agent": "the queue's default agent",
     "existing_owner": "has this person already",
+    "chosen": "chosen for a test",
 }
 _RESULT = {"matched": "yes", "failed": "no", "missing": "no, it is missing", "not_comparable": "no, not comparable"}
 

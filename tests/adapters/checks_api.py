@@ -139,6 +139,16 @@ def a_collaborator_is_added_to_those_there(kit: Kit) -> None:
         assert running.fake.leads["5001"].owner == "12"
 
 
+@check(Capability.TEST_LEAD)
+def a_test_lead_is_made_and_removed(kit: Kit) -> None:
+    with kit.running() as running:
+        ref = kit.adapter.add_test_lead(running.client, "Test Turnlock", "canary@example.com")
+        assert kit.adapter.fetch_leads(running.client, [ref])[ref].owner_ref is None
+        for _ in range(2):
+            kit.adapter.remove_test_lead(running.client, ref)
+            assert kit.adapter.fetch_leads(running.client, [ref]) == {}
+
+
 @check(Capability.SWEEP)
 def the_sweep_finds_each_unassigned_lead_once(kit: Kit) -> None:
     since = NOW - timedelta(hours=2)

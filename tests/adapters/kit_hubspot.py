@@ -74,11 +74,18 @@ class FakeHubSpot(Fake):
             return Reply(207, {"status": "COMPLETE", "results": found, "numErrors": 1, "errors": [_NOT_FOUND]})
         if rest == "search":
             return self._search(asked.json)
+        if not rest and asked.method == "POST":
+            assert set(asked.json["properties"]) == {"firstname", "lastname", "email"}
+            self.add_leads(LeadRow(ref := self.new_ref()))
+            return Reply(201, self._contact(self.leads[ref]))
         if not rest:
             return Reply(body={"results": [self._contact(row) for row in list(self.leads.values())[:1]]})
         row = self.leads.get(rest)
         if row is None:
             return Reply(404, _NOT_FOUND)
+        if asked.method == "DELETE":
+            del self.leads[rest]
+            return Reply(204)
         assert asked.method == "PATCH"
         (row.owner,) = asked.json["properties"].values()
         return Reply(body={"id": row.ref, "properties": {"lastmodifieddate": NOW.isoformat()}})
