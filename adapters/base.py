@@ -62,6 +62,7 @@ class Capability(StrEnum):
     AGENT_PAUSE = "agent_pause"
     SWEEP = "sweep"
     TEST_LEAD = "test_lead"  # a lead can be made and removed by the API, to try the whole way
+    TEAMS = "teams"  # agents stand in named teams or groups, which make good first queues
     APP_HOOKS = "app_hooks"  # an app has one hook for the accounts of all who installed it
 
 
@@ -117,6 +118,15 @@ class OwnerWrite:
 
     owner_ref: str | None = None
     conflict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """A team or group of agents in the CRM, as a template for a queue."""
+
+    ref: str
+    name: str
+    agent_refs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +247,10 @@ class Adapter(ABC):
     @abstractmethod
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Every agent, deactivated ones included, each once."""
+
+    def list_teams(self, client: Client) -> Iterator[Team]:
+        """Every team or group with its active agents, each once."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.TEAMS}")
 
     @abstractmethod
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
 from adapters import payload
-from adapters.base import Event, EventKind, Unreadable
+from adapters.base import Event, EventKind, Team, Unreadable, WebhookRequest
 from adapters.payload import Fields
 from adapters.upkeep import Next
 from routing.model import AgentSeen, Lead
@@ -27,6 +27,11 @@ KINDS: Mapping[str, EventKind] = MappingProxyType(
 )
 _TYPE = "0-1"  # the objectTypeId of contacts, in subscriptions that are not made for one type of object
 
+# The escapes that are decoded before hashing, and no others (validating-requests, version 3).
+_DECODED: Mapping[str, str] = MappingProxyType(
+    {"%3A": ":", "%2F": "/", "%3F": "?", "%40": "@", "%21": "!", "%24": "$", "%27": "'", "%28": "(", "%29": ")"}
+    | {"%2A": "*", "%2C": ",", "%3B": ";"}
+)
 _MERGED = ("hs_merged_object_ids", "hs_calculated_merged_vids")
 _CUSTOM = ("hs_lead_status", "hs_analytics_source_data_1", "hs_analytics_source_data_2", "hs_object_source_label")
 PROPERTIES = (
@@ -34,6 +39,12 @@ PROPERTIES = (
     "address", "city", "state", "zip", "country", "lifecyclestage", "hubspot_owner_id", "hs_analytics_source",
     "first_conversion_event_name", "recent_conversion_event_name", "hs_language", *_CUSTOM, *_MERGED,
 )  # fmt: skip
+
+
+def signed_text(request: WebhookRequest, signed_at: str) -> bytes:
+    """What version 3 signs: method, the hook's address, body and the time's own text."""
+    url = re.sub("%[0-9A-Fa-f]{2}", lambda m: _DECODED.get(m[0].upper(), m[0]), request.url)
+    return f"{request.method.upper()}{url}".encode("utf-8", "replace") + request.body + signed_at.encode()
 
 
 def account_of(element: Any) -> str | None:
@@ -151,6 +162,18 @@ def agent_of(owner: Fields, archived: bool) -> AgentSeen:
     return AgentSeen(
         ref=ref, name=" ".join(names) or owner.text("email") or ref, email=owner.text("email"), active=active
     )
+
+
+def teams_of(owners: Iterable[Fields]) -> list[Team]:
+    """The teams that these owners say they are in, by name."""
+    names: dict[str, str] = {}
+    members: dict[str, list[str]] = {}
+    for owner in owners:
+        for team in owner.objects("teams"):
+            ref = team.ref("id")
+            names[ref] = team.text("name") or ref
+            members.setdefault(ref, []).append(owner.ref("id"))
+    return [Team(ref, names[ref], payload.unique(members[ref])) for ref in sorted(names, key=lambda r: (names[r], r))]
 
 
 def results(data: Fields) -> list[Fields]:

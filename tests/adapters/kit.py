@@ -96,6 +96,7 @@ class Fake(ABC):
         self.leads: dict[str, LeadRow] = {}
         self.agents: dict[str, AgentRow] = {}
         self.hooks: list[HookRow] = []
+        self.teams: dict[str, tuple[str, list[str]]] = {}  # by their id: name, ids of agents
         self._refs = 900
         self.clock_is_off = timedelta()
         self.refuses_owners = False  # answers 200 and stores nothing, as some CRMs do for an inactive owner

@@ -127,7 +127,13 @@ class FakeHubSpot(Fake):
 
     def _owner(self, row: AgentRow) -> dict[str, Any]:
         names = {"firstName": "Agent", "lastName": row.ref} if row.active else {"firstName": "", "lastName": ""}
-        about = {"email": f"{row.ref}@example.com", "type": "PERSON", "archived": not row.active, **names}
+        about: dict[str, Any] = {
+            "email": f"{row.ref}@example.com",
+            "type": "PERSON",
+            "archived": not row.active,
+            **names,
+        }
+        about["teams"] = [{"id": t, "name": n} for t, (n, refs) in self.teams.items() if row.ref in refs]
         return {"id": row.ref, "userId": int(row.ref) + 900_000 if row.active else None, **about}
 
 

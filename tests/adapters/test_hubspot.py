@@ -172,6 +172,19 @@ def test_a_queue_is_no_agent(mock: responses.RequestsMock) -> None:
     ]
 
 
+def test_teams_come_from_the_owners_in_them(mock: responses.RequestsMock) -> None:
+    rows = [
+        {"id": "1", "teams": [{"id": "8", "name": "South", "primary": True}, {"id": "7", "name": "North"}]},
+        {"id": "2", "teams": [{"id": "8", "name": "South"}]},
+        {"id": "3"},
+    ]
+    talk = Scripted(BASE, lambda *_: {"results": rows}, mock, CREDENTIALS)
+    assert [(t.ref, t.name, t.agent_refs) for t in CRM.list_teams(talk.client)] == [
+        ("7", "North", ("1",)),
+        ("8", "South", ("1", "2")),
+    ]
+
+
 def test_a_sweep_goes_on_from_the_last_id_and_ends() -> None:
     made = kit("hubspot")
     with made.running() as running:
