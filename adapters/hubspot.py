@@ -166,8 +166,7 @@ class HubSpot(Adapter):
 
     def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
         """``PATCH /crm/v3/objects/contacts/{id}``. The answer shows only some properties, so the owner is read."""
-        path = f"{_CONTACTS}/{payload.ref(lead.ref)}"
-        client.patch(path, json={"properties": {"hubspot_owner_id": agent_ref}})
+        client.patch(f"{_CONTACTS}/{payload.ref(lead.ref)}", json={"properties": {"hubspot_owner_id": agent_ref}})
         return OwnerWrite()
 
     def find_note(self, client: Client, ref: str, marker: str) -> bool:
