@@ -160,11 +160,15 @@ def reseal(runtime: Runtime) -> int:
     return count
 
 
+def _served_by_app(tenant: Tenant) -> bool:
+    """Whether an app's one hook serves the account: then there is none of its own to make or remove."""
+    return tenant.by_oauth and Capability.APP_HOOKS in tenant.adapter.capabilities
+
+
 def install(runtime: Runtime, tenant: Tenant) -> Installed:
     """Sync the agents, subscribe the hook, start the chores. Repeating it repairs what is missing."""
     counts = chores.sync_agents(runtime, tenant)
-    # An app's one hook serves the account already, where the CRM has such hooks.
-    of_app = tenant.by_oauth and Capability.APP_HOOKS in tenant.adapter.capabilities
+    of_app = _served_by_app(tenant)
     with runtime.engine.connect() as conn:
         url = hook_url(runtime, conn, apps.app_tenant(runtime, conn, tenant.crm) if of_app else tenant)
     subscribed = Subscribed() if of_app else tenant.adapter.subscribe(oauth.client(runtime, tenant), url)
@@ -185,7 +189,8 @@ def uninstall(runtime: Runtime, tenant: Tenant, *, force: bool = False) -> int:
     try:
         with runtime.engine.connect() as conn:
             url = hook_url(runtime, conn, tenant)
-        removed = tenant.adapter.unsubscribe(oauth.client(runtime, tenant), url)
+        if not _served_by_app(tenant):
+            removed = tenant.adapter.unsubscribe(oauth.client(runtime, tenant), url)
     except CrmError as error:
         if not force:
             raise TurnlockError(f"{error}\nThe hooks were not removed; try again, or use --force to go on") from error

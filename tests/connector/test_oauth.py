@@ -119,6 +119,13 @@ def test_one_account_is_one_tenant(live: AppRig) -> None:
     assert other.connect().status == 200  # free again
 
 
+def test_an_account_that_never_agreed_is_uninstalled_without_asking_the_crm(live: AppRig) -> None:
+    link = oauth.link(live.runtime, live.tenant)
+    assert tenants.uninstall(live.runtime, live.tenant) == 0
+    assert browse(link).status == 404
+    assert live.sandbox.call_log() == []
+
+
 def test_problems_are_told_at_once_with_their_fix(live: AppRig) -> None:
     with pytest.raises(TurnlockError) as caught:
         tenants.add_tenant(
