@@ -19,6 +19,7 @@ from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
     from adapters.client import Client
+    from adapters.oauth import OAuth
     from adapters.outcome import Outcome
 
 _SLUG = re.compile(r"[a-z0-9_]{1,60}")
@@ -64,6 +65,9 @@ class Capability(StrEnum):
     COLLABORATORS = "collaborators"
     AGENT_PAUSE = "agent_pause"
     SWEEP = "sweep"
+    TEST_LEAD = "test_lead"  # a lead can be made and removed by the API, to try the whole way
+    TEAMS = "teams"  # agents stand in named teams or groups, which make good first queues
+    APP_HOOKS = "app_hooks"  # an app has one hook for the accounts of all who installed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ class Event:
 
     ``key`` names the event for ever when ``key_is_final`` (the vendor's own event id); otherwise it only joins it
     with an equal event that no worker has claimed yet. ``lead`` is set when the payload holds the whole lead.
-    ``problem`` is a reason slug, for ``UNREADABLE`` only.
+    ``problem`` is a reason slug, for ``UNREADABLE`` only. ``account`` is the vendor's id of the account that the event
+    is about, where a delivery tells it: by that an app's one hook is split among its tenants.
     """
 
     kind: EventKind
@@ -106,6 +111,7 @@ class Event:
     lead: Lead | None = None
     occurred_at: datetime | None = None
     problem: str | None = None
+    account: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,15 @@ class OwnerWrite:
 
     owner_ref: str | None = None
     conflict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """A team or group of agents in the CRM, as a template for a queue."""
+
+    ref: str
+    name: str
+    agent_refs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +191,7 @@ class Adapter(ABC):
     # until `missing_is_final_after`: a change that was taken back is never stored.
     settle: ClassVar[float] = 0.0
     max_batch: ClassVar[int] = 1  # leads per read call
+    oauth: ClassVar[OAuth | None] = None  # how an account grants access to an app of this CRM
     note_pace: ClassVar[float] = 0.0  # seconds between two notes, so that a CRM's limit on notes is never met
     # Attributes of Lead that only a reading shows: where the rules look at one, a payload is not enough to decide on.
     not_in_payload: ClassVar[frozenset[str]] = frozenset()
@@ -206,10 +222,11 @@ class Adapter(ABC):
         """
         return None
 
-    def asks_to_wait(self, status: int, headers: Mapping[str, str]) -> float | None:
-        """Seconds to wait where the `headers` of an answer other than 2xx, not its `status`, say "not now".
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        """Seconds to wait where an answer other than 2xx says "not now" in a way of its CRM's own; None: it does not.
 
-        None: they say no such thing. Looked at before :meth:`refine`; `headers` are looked up in any case.
+        Looked at before :meth:`refine`, which then is not asked; a ``Retry-After`` says better how long. `headers` are
+        looked up in any case, `data` is the parsed body or None.
         """
         return None
 
@@ -241,9 +258,21 @@ class Adapter(ABC):
         """Put a note on the lead. Not idempotent: callers look with :meth:`find_note` before a repeat."""
         raise NotImplementedError(f"{self.name} lacks {Capability.NOTES}")
 
+    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+        """Make a lead that nobody has, to try the whole way with; its ref."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.TEST_LEAD}")
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """Remove such a lead again. One that is gone already is no error."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.TEST_LEAD}")
+
     @abstractmethod
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Every agent, deactivated ones included, each once."""
+
+    def list_teams(self, client: Client) -> Iterator[Team]:
+        """Every team or group with its active agents, each once."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.TEAMS}")
 
     @abstractmethod
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:

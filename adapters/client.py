@@ -96,7 +96,7 @@ class Client:
             whole call with its body. The name look-up is bounded by the system's resolver only.
         max_answer: bytes of a decoded body.
         refine: another outcome for an answer other than 2xx, from :meth:`adapters.base.Adapter.refine`.
-        asks_to_wait: seconds to wait where headers say so, from :meth:`adapters.base.Adapter.asks_to_wait`.
+        asks_to_wait: seconds to wait where an answer says "not now", from :meth:`adapters.base.Adapter.asks_to_wait`.
 
     Raises:
         ValueError: a base address or header that can never be sent; the text names the fix, never a header's value.
@@ -115,7 +115,7 @@ class Client:
         deadline: float = 10.0,
         max_answer: int = 1 << 20,
         refine: Callable[[int, Any], Outcome | None] = lambda status, data: None,
-        asks_to_wait: Callable[[int, Mapping[str, str]], float | None] = lambda status, headers: None,
+        asks_to_wait: Callable[[int, Mapping[str, str], Any], float | None] = lambda status, headers, data: None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.credentials = credentials
@@ -124,8 +124,7 @@ class Client:
         self.learnt: dict[str, Any] = {}
         self._origin = _origin(_checked_base(base_url, allow_private_hosts))
         self._allow_private = allow_private_hosts
-        self._refine = refine
-        self._asks_to_wait = asks_to_wait
+        self._refine, self._asks_to_wait = refine, asks_to_wait
         self._times = (connect_timeout, read_timeout, deadline)
         self._limits = Limits(max_answer, ANSWER.max_depth, ANSWER.max_elements, ANSWER.max_keys)
         session = self._session = _Session()
@@ -256,8 +255,8 @@ class Client:
                 fault = Fault.UNREADABLE
         if status is not None and (outcome := verdict(status, write=write).outcome) is not Outcome.OK:
             wait = parse_retry_after(answered.get("Retry-After"), self.now())
-            if (asked := self._asks_to_wait(status, answered)) is not None:
-                outcome, wait = Outcome.WAIT, max(asked, wait or 0.0)
+            if (asked := self._asks_to_wait(status, answered, data_read)) is not None:
+                outcome, wait = Outcome.WAIT, asked if wait is None else wait
             else:
                 outcome = self._refine(status, data_read) or outcome
             raise CrmError(outcome, status=status, retry_after=wait, call=call, data=data_read)

@@ -140,7 +140,7 @@ class EspoCrm(Adapter):
         unknown = isinstance(told, dict) and told.get("label") == "cannotRelateNonExisting"
         return Outcome.REFUSED if status == 403 and unknown else None
 
-    def asks_to_wait(self, status: int, headers: Mapping[str, str]) -> float | None:
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
         """A 403 without its reason is the lock after too many wrong logins; each further try would prolong it."""
         return _LOCKED if status == 403 and "X-Status-Reason" not in headers else None
 

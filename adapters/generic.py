@@ -71,7 +71,8 @@ class Generic(Adapter):
     """See the module's text."""
 
     name = "generic"
-    capabilities = frozenset(Capability)  # the face is defined here, so nothing is out of its reach
+    # The face is defined here, so nothing is out of its reach that a server of one account can have.
+    capabilities = frozenset(Capability) - {Capability.APP_HOOKS, Capability.TEAMS, Capability.TEST_LEAD}
     default_base_url = None
     hook_secret = "webhook_secret"  # noqa: S105 - the name of a secret
     topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -20,6 +21,7 @@ from adapters.base import HOOK_TOPIC, Adapter, Event, EventKind, Rejected, Unrea
 from connector import log
 from connector.alarms import open_alarm
 from connector.database import is_contention, is_outage, new_id, unit
+from connector.packed import pack
 from connector.runtime import Runtime, Tenant
 from connector.storing import STORE, Delivery, values
 from connector.tables import hooks
@@ -186,7 +188,14 @@ def store_delivery(
     delivery_id = new_id()
     rows = []
     for key, (number, event) in first.items():
-        state = _STATES.get(event.kind, "waiting")
+        state, reason = _STATES.get(event.kind, "waiting"), event.problem
+        payload: Any = lead_to_json(event.lead) if event.lead else None
+        if tenant.is_app:
+            # All that is about an account waits to be copied there, also what then parks there. The rest is nobody's.
+            payload = pack(event) if event.account else None
+            if event.kind is not EventKind.UNKNOWN:
+                state = "waiting" if event.account else "parked"
+                reason = reason or (None if event.account else "no_account")
         rows.append(
             {
                 "key": key,
@@ -196,12 +205,12 @@ def store_delivery(
                 "ordinal": number,
                 "kind": event.kind.value,
                 "ref": event.ref,
-                "payload": lead_to_json(event.lead) if event.lead and state == "waiting" else None,
+                "payload": payload if state == "waiting" else None,
                 "state": state,
-                "reason": event.problem,
+                "reason": reason,
                 "occurred_at": event.occurred_at.isoformat() if event.occurred_at else None,
                 "flag_version": flag_version,
-                "settle": tenant.adapter.settle if source == "webhook" else 0.0,
+                "settle": tenant.adapter.settle if source == "webhook" and not tenant.is_app else 0.0,
             }
         )
     row = {

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, inbox, log, work
+from connector import breaker, inbox, log, oauth, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
@@ -84,6 +84,8 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
                 breaker.shut_breaker(conn, tenant_id, seconds=seconds, reason="crm_asked_to_wait")
             if failed.outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
                 open_alarm(conn, tenant_id, "crm_refuses_us", failed.outcome.value, failed.text)
+            if failed.outcome is Outcome.REAUTHORISE and row.kind != "tokens":
+                oauth.doubt(conn, tenant)
     except SQLAlchemyError as failed:
         if is_outage(failed):
             raise
@@ -98,8 +100,8 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
 
 
 def schedule(conn: sa.Connection, tenant_id: UUID) -> None:
-    """Make every chore of a tenant due now."""
-    for kind in CHORES:
+    """Make every chore of a tenant due now, but the renewal of a token: that begins with the token."""
+    for kind in CHORES.keys() - {"tokens"}:
         work.want(conn, tenant_id, kind)
 
 
@@ -135,8 +137,8 @@ def _identities(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, An
 
 def sync_agents(runtime: Runtime, tenant: Tenant) -> dict[str, int]:
     """Read all agents of the CRM and store what is new; counts of ``new``, ``changed``, ``same``, ``missing``."""
+    client = oauth.client(runtime, tenant)
     with runtime.engine.connect() as conn:
-        client = runtime.client(conn, tenant)
         began = conn.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
     seen = list(tenant.adapter.list_agents(client))
     with unit(runtime.engine) as (conn, _):
@@ -162,6 +164,14 @@ def _agents(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
     return 900.0, None
 
 
+# -- tokens -----------------------------------------------------------------------------------------------------
+
+
+def _tokens(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
+    """Renew the access token ahead of its end, so that no lead waits for that."""
+    return (oauth.renew(runtime, tenant) if tenant.by_oauth else 86400.0), None
+
+
 # -- sweep ------------------------------------------------------------------------------------------------------
 
 
@@ -170,8 +180,8 @@ def sweep(runtime: Runtime, tenant: Tenant, since: datetime, *, first: bool = Fa
 
     Finding any is an alarm, but for the `first` sweep of a tenant: no webhook told of leads from before.
     """
+    client = oauth.client(runtime, tenant)
     with runtime.engine.connect() as conn:
-        client = runtime.client(conn, tenant)
         definition = store.tenant_row(conn, tenant.tenant_id).unassigned
     seen: set[str] = set()
     found = 0
@@ -367,6 +377,7 @@ def _retention(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
 
 Chore = Callable[[Runtime, Tenant, Call], tuple[float, Any]]
 CHORES: Mapping[str, Chore] = {
+    "tokens": _tokens,
     "agents": _agents,
     "sweep": _sweep,
     "held": _held,

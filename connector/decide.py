@@ -16,12 +16,13 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, inbox, log, work
+from connector import breaker, inbox, log, oauth, work
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
 from connector.database import at_rest, is_contention, is_outage, unit
 from connector.reading import Item, read_events
 from connector.runtime import Runtime, Tenant
+from connector.splitting import split
 from connector.units import BEHIND, LostLease, Planned, Unit
 from routing import saving, store
 from routing.decide import NeedQueues
@@ -81,7 +82,10 @@ class Decider:
             self._return(tenant, lease, [row.event_id for row in rows], after=wait, reason="crm_paused")
             return
         try:
-            self._see_through(tenant, lease, rows)
+            if tenant.is_app:
+                split(self._runtime, tenant, lease, rows)
+            else:
+                self._see_through(tenant, lease, rows)
         except CrmError as error:
             self._crm_failed(tenant, lease, rows, error)
         except SQLAlchemyError as error:
@@ -92,8 +96,7 @@ class Decider:
             self._failed(tenant, lease, rows, error)
 
     def _see_through(self, tenant: Tenant, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
-        with at_rest(self._runtime.engine) as conn:
-            client = self._runtime.client(conn, tenant)
+        client = oauth.client(self._runtime, tenant)
         read = read_events(self._runtime, tenant, client, rows)
         for row, lead_id in read.missing:
             self._missing(tenant, lease, row, lead_id)
@@ -232,6 +235,10 @@ class Decider:
                 return
             if lead_id is not None:
                 store.lock_leads(conn, tenant.tenant_id, [lead_id])
+                if row.kind != "inquiry" and store.newest_ref(conn, tenant.tenant_id, lead_id) != row.ref:
+                    # An id from before a merge: that the CRM does not show it says nothing about the lead.
+                    inbox.end_events(conn, tenant.tenant_id, lease, [row.event_id], reason="merged", lead_id=lead_id)
+                    return
                 if lead_id in work.has_open_write(conn, tenant.tenant_id, [lead_id]):
                     inbox.return_events(
                         conn,
@@ -272,6 +279,8 @@ class Decider:
                 after = 60.0
                 breaker.shut_breaker(conn, tenant.tenant_id, seconds=after, reason=error.outcome.value)
                 open_alarm(conn, tenant.tenant_id, "crm_refuses_us", error.outcome.value, error.text)
+                if error.outcome is Outcome.REAUTHORISE:
+                    oauth.doubt(conn, tenant)
             inbox.return_events(
                 conn, tenant.tenant_id, lease, ids, after=timedelta(seconds=after), reason="crm_unreadable"
             )

@@ -37,7 +37,7 @@ TIERS: Mapping[str, Mapping[str, str]] = {
     "silver": {
         "captured_fixtures": "for each topic a fixture that says from: captured",
         "sweep": "the capability sweep",
-        "renewal": "no auth that expires",
+        "renewal": "no auth that expires, or an adapter with oauth, whose tokens are renewed",
     },
     "gold": {
         "guide": "a docs.page with the headings Set-up and Removal",
@@ -251,7 +251,7 @@ def _proven(name: str, claims: Mapping[str, Any], adapter: Adapter, root: Path |
         "signed_webhooks": Capability.SIGNED_WEBHOOKS in has,
         "replay_defence": bool({Capability.SIGNED_TIME, Capability.EVENT_ID} & has),
         "sweep": Capability.SWEEP in has,
-        "renewal": not any(auth["expires"] for auth in claims["auth"]),
+        "renewal": all(not auth["expires"] or _renews(auth, adapter) for auth in claims["auth"]),
     }
     if root is not None:
         made, captured = _fixtures(root / "tests" / "fixtures" / name)
@@ -260,6 +260,10 @@ def _proven(name: str, claims: Mapping[str, Any], adapter: Adapter, root: Path |
         proven["live_run"] = "live_run" in captured
         proven["guide"] = _is_guide(root / claims["docs"].get("page", ""))
     return proven
+
+
+def _renews(auth: Mapping[str, Any], adapter: Adapter) -> bool:
+    return auth["mode"] == "oauth2" and adapter.oauth is not None
 
 
 def _fixtures(folder: Path) -> tuple[set[str], set[str]]:

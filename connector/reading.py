@@ -6,7 +6,7 @@ Nothing here holds a lock or a transaction while it calls out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -175,7 +175,8 @@ def _remember(
 ) -> dict[str, UUID]:
     """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits."""
     ids = {ref: known[ref].lead_id for ref in leads if ref in known}
-    fresh = {ref: lead for ref, lead in leads.items() if ref not in known}
+    ids |= _rekeyed(runtime, tenant.tenant_id, {ref: lead for ref, lead in leads.items() if ref not in known})
+    fresh = {ref: lead for ref, lead in leads.items() if ref not in ids}
     stored = _store_fresh(runtime, tenant, fresh)
     changed = {ref: lead for ref, lead in leads.items() if ref not in stored}
     if changed:
@@ -183,6 +184,53 @@ def _remember(
             ids |= {ref: found.lead_id for ref, found in known_leads(conn, tenant.tenant_id, list(changed)).items()}
         _store_facts(runtime, tenant, changed, ids)
     return ids | stored
+
+
+def _agents_of(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> set[tuple[UUID, str | None]]:
+    """The leads of these that are assigned, each with the CRM ids of its agent."""
+    s, r = t.lead_roles.c, t.agent_refs.c
+    rows = conn.execute(
+        sa.select(s.lead_id, r.ref)
+        .join(t.agent_refs, (r.tenant_id == s.tenant_id) & (r.agent_id == s.agent_id))
+        .where(
+            s.tenant_id == tenant_id,
+            s.lead_id == sa.any_(sa.cast(list(lead_ids), sa.ARRAY(sa.Uuid))),
+            s.role == Role.OWNER.value,
+            s.state == "assigned",
+        )
+    )
+    return {(row.lead_id, row.ref) for row in rows}
+
+
+def _rekeyed(runtime: Runtime, tenant_id: UUID, leads: Mapping[str, Lead]) -> dict[str, UUID]:
+    """Of leads under ids never seen, those known under former ids: the CRM merged them. Each keeps its lead id.
+
+    Where several of the merged were known, the one goes on whose agent is the owner that the CRM kept, else one that
+    stands somewhere, else the oldest; the others end as gone once their ids are not shown any more.
+    """
+    former = {old for lead in leads.values() for old in lead.former_refs}
+    if not former:
+        return {}
+    with at_rest(runtime.engine) as conn:
+        before = known_leads(conn, tenant_id, sorted(former))
+        agents = _agents_of(conn, tenant_id, {found.lead_id for found in before.values()})
+    kept: dict[str, UUID] = {}
+    for ref, lead in leads.items():
+        known = [before[old] for old in lead.former_refs if old in before]
+        if known:
+            order = [
+                ((found.lead_id, lead.owner_ref) not in agents, not found.stands, found.lead_id) for found in known
+            ]
+            kept[ref] = min(order)[-1]
+    if not kept:
+        return {}
+    with unit(runtime.engine) as (conn, _):
+        conn.execute(
+            insert(t.lead_refs).on_conflict_do_nothing(index_elements=["tenant_id", "ref"]),
+            [{"tenant_id": tenant_id, "ref": ref, "lead_id": kept[ref]} for ref in sorted(kept)],
+        )
+        # Another worker may have stored a ref first: what stands there now counts.
+        return {ref: found.lead_id for ref, found in known_leads(conn, tenant_id, sorted(kept)).items()}
 
 
 # One statement and one round trip for leads never seen before: lead, ref, facts and identities, all or nothing. Refs go

@@ -5,7 +5,7 @@ Whatever is read under a lock is dropped when the transaction rolls back; nothin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +13,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from connector import inbox, work
+from connector import inbox, testing, work
 from connector.alarms import open_alarm
 from connector.busy import PROBE
 from connector.database import LOCK_TIMEOUT, new_id, pipelined, set_lock_timeout
@@ -113,7 +113,10 @@ class Unit:
         if self._row.version != planned.row.version:
             raise store.ConfigurationChanged
         self._planned, self._plan = planned, planned.plan
-        self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests)
+        self._chosen = {
+            i.lead_id: a for i in self._items if (a := testing.chosen(runtime, tenant_id, i.lead, self._now))
+        }
+        self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests, self._chosen.values())
         self._bench = Bench(
             self._plan, self._known.agents, self._known.queues, runtime.clock(self._now), self._loads(locked)
         )
@@ -171,6 +174,7 @@ class Unit:
             existing_owner=self._known.owner_by(item, item.identities.personal),
             household_owner=self._known.owner_by(item, item.identities.household),
             tried=self._planned.choice(item)[1],
+            chosen=self._chosen.get(item.lead_id),
         )
         decision = self._bench.decide(case)
         self._keep(item, standing, decision, verdict)
@@ -327,6 +331,7 @@ class _Known:
         queue_ids: Sequence[UUID],
         items: Sequence[Item],
         digests: frozenset[bytes],
+        chosen: Iterable[UUID],
     ) -> _Known:
         roles = store.load_roles(conn, tenant_id, {item.lead_id for item in items})
         owners, shared = store.existing_owners(conn, tenant_id, digests)
@@ -346,7 +351,7 @@ class _Known:
         wanted |= {row.agent_id for row in roles.values() if row.agent_id is not None}
         wanted |= {agent_id for by_lead in owners.values() for _, agent_id in by_lead.values()}
         wanted |= {queue.default_agent_id for queue in queues.values() if queue.default_agent_id is not None}
-        wanted |= plan.target_agents
+        wanted |= {*plan.target_agents, *chosen}
         agents = store.load_agents(conn, tenant_id, plan.flags, wanted)
         refs = _agents_by_ref(conn, tenant_id, {item.lead.owner_ref for item in items if item.lead.owner_ref})
         return cls(agents, queues, roles, owners, shared, refs)

@@ -19,8 +19,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.base import Adapter, Capability
 from adapters.client import Client
+from adapters.oauth import StaleToken
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, log, work
+from connector import breaker, log, oauth, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.database import at_rest, is_contention, is_outage, unit
@@ -115,8 +116,7 @@ class Sender:
         tenant: Tenant | None = None
         self._sent, self._empty_writes = bool(row.sent), row.empty_writes
         try:
-            with at_rest(self._runtime.engine) as conn:
-                job = self._job(conn, tenant_id, lease, row)
+            job = self._ready(tenant_id, lease, row)
             tenant = job.tenant
             if job.wait:
                 self._return(tenant_id, lease, row, after=job.wait, counts=False, reason="crm_paused")
@@ -141,6 +141,17 @@ class Sender:
             _log.error("write-back failed", tenant=str(tenant_id), **log.fault(error))
             self._sent = True  # an answer that nobody foresaw: the write may well have been applied
             self._return(tenant_id, lease, row, after=5.0, counts=True, reason="fault")
+
+    def _ready(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> Job:
+        try:
+            with at_rest(self._runtime.engine) as conn:
+                return self._job(conn, tenant_id, lease, row)
+        except StaleToken:
+            with at_rest(self._runtime.engine) as conn:
+                tenant = self._runtime.tenant(conn, tenant_id)
+        oauth.renew(self._runtime, tenant)
+        with at_rest(self._runtime.engine) as conn:
+            return self._job(conn, tenant_id, lease, row)
 
     def _job(self, conn: sa.Connection, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> Job:
         lr, ar, a, s, b, c = t.lead_refs.c, t.agent_refs.c, t.agents.c, t.lead_roles.c, breakers.c, t.tenants.c
@@ -352,6 +363,8 @@ class Sender:
             with unit(self._runtime.engine) as (conn, _):
                 breaker.shut_breaker(conn, tenant_id, seconds=_REFUSED_WAIT, reason=outcome.value)
                 open_alarm(conn, tenant_id, "crm_refuses_us", outcome.value, error.text)
+                if outcome is Outcome.REAUTHORISE and tenant is not None:
+                    oauth.doubt(conn, tenant)
                 self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
             return
         if outcome is Outcome.GONE:

@@ -7,6 +7,7 @@ import io
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from connector.chores import sync_agents
 from connector.database import make_engine, unit
 from connector.process import Web
 from connector.runtime import Runtime, Tenant
-from connector.sandbox import Sandbox, bottlecrm, fub_hooks, generic
+from connector.sandbox import Sandbox, bottlecrm, fub_hooks, generic, hubspot
 from connector.sandbox.server import Server
 from connector.tables import events
 from connector.worker import Worker
@@ -129,6 +130,9 @@ class Rig:
             base, secrets = self.sandbox.fub_url, {k: account[k] for k in ("api_key", "system_key")}
         elif self.crm == "bottlecrm":
             base, secrets = self.sandbox.bottlecrm_url, {k: account[k] for k in ("api_token", "webhook_secret")}
+        elif self.crm == "hubspot":
+            base = self.sandbox.hubspot_url
+            secrets = {"access_token": account["hubspot_token"], "client_secret": account["hubspot_secret"]}
         else:
             base, secrets = self.sandbox.generic_url, {k: account[k] for k in ("api_secret", "webhook_secret")}
         tenants.add_tenant(self.runtime, name, self.crm, base_url=base, parameters={}, secret_values=secrets)
@@ -160,6 +164,10 @@ class Rig:
         elif self.crm == "bottlecrm":
             (ref,) = refs
             return bottlecrm.event_body("lead.created", event, {"id": ref})
+        elif self.crm == "hubspot":
+            number = zlib.crc32(event.encode())
+            made = [hubspot.element(62515, 9318066, "contact.creation", int(ref), number) for ref in refs]
+            return json.dumps(made).encode()
         else:
             body = {"type": "lead.created", "data": {"leads": [{"id": r} for r in refs]}}
         return json.dumps(body).encode()
@@ -171,6 +179,8 @@ class Rig:
             return {"Content-Type": "application/json", "FUB-Signature": fub_hooks.sign(body, account["system_key"])}
         if self.crm == "bottlecrm":
             return bottlecrm.signed_headers(account["webhook_secret"], "lead.created", event, body)
+        if self.crm == "hubspot":
+            return hubspot.signed_headers(account["hubspot_secret"], self.hook_url, body)
         return generic.signed_headers(account["webhook_secret"], event, body)
 
     def post(

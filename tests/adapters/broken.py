@@ -181,7 +181,7 @@ class WritesWithoutCondition(Frappe):
 
 
 class WaitsForNothing(EspoCrm):
-    def asks_to_wait(self, status: int, headers: Mapping[str, str]) -> float | None:
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
         return 60.0 if status == 403 else None
 
 

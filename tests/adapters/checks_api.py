@@ -142,6 +142,27 @@ def a_collaborator_is_added_to_those_there(kit: Kit) -> None:
         assert running.fake.leads["5001"].owner == "12"
 
 
+@check(Capability.TEAMS)
+def teams_are_read_with_their_active_agents(kit: Kit) -> None:
+    with kit.running() as running:
+        running.fake.add_agents(*(AgentRow(str(n), active=n % 7 != 0) for n in range(1, 251)))
+        running.fake.teams = {"81": ("North", [str(n) for n in range(1, 120)]), "82": ("South", ["2", "9"])}
+        found = {team.name: team for team in kit.adapter.list_teams(running.client)}
+        assert set(found) == {"North", "South"}
+        assert set(found["North"].agent_refs) == {str(n) for n in range(1, 120) if n % 7}
+        assert (found["South"].ref, found["South"].agent_refs) == ("82", ("2", "9"))
+
+
+@check(Capability.TEST_LEAD)
+def a_test_lead_is_made_and_removed(kit: Kit) -> None:
+    with kit.running() as running:
+        ref = kit.adapter.add_test_lead(running.client, "Test Turnlock", "canary@example.com")
+        assert kit.adapter.fetch_leads(running.client, [ref])[ref].owner_ref is None
+        for _ in range(2):
+            kit.adapter.remove_test_lead(running.client, ref)
+            assert kit.adapter.fetch_leads(running.client, [ref]) == {}
+
+
 @check(Capability.SWEEP)
 def the_sweep_finds_each_unassigned_lead_once(kit: Kit) -> None:
     since = NOW - timedelta(hours=2)

@@ -243,6 +243,13 @@ def keys_come_from_the_vendors_event_id(kit: Kit) -> None:
     assert all(e.key_is_final for e in found)
 
 
+@check(Capability.APP_HOOKS)
+def each_event_names_its_account(kit: Kit) -> None:
+    assert kit.adapter.oauth is not None  # by which it is known whose account that is
+    found = [e for f in deliveries(kit.name) for e in kit.adapter.parse(kit.delivery(f))]
+    assert all(e.account for e in found)
+
+
 @check(Capability.COMPLETE_PAYLOAD)
 def payloads_hold_the_whole_lead(kit: Kit) -> None:
     found = [e for f in deliveries(kit.name) for e in kit.adapter.parse(kit.delivery(f))]

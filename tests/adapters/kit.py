@@ -96,6 +96,7 @@ class Fake(ABC):
         self.leads: dict[str, LeadRow] = {}
         self.agents: dict[str, AgentRow] = {}
         self.hooks: list[HookRow] = []
+        self.teams: dict[str, tuple[str, list[str]]] = {}  # by their id: name, ids of agents
         self._refs = 900
         self.clock_is_off = timedelta()
         self.refuses_owners = False  # answers 200 and stores nothing, as some CRMs do for an inactive owner
@@ -145,6 +146,7 @@ class Kit(ABC):
     ponds: ClassVar[bool] = True  # whether this CRM has shared buckets of leads
     zone: ClassVar[str | None] = "America/Denver"  # of every agent of the fake; None where the CRM tells none
     shows_deactivated: ClassVar[bool] = True  # else a deactivated agent is listed no more, which counts as gone
+    url: str = "https://hooks.example.com/hooks/token"  # of the hook; some CRMs sign it
 
     def __init__(self, adapter: Adapter | None = None) -> None:
         self.adapter = adapter or registry.adapter(self.name)
@@ -179,7 +181,7 @@ class Kit(ABC):
     def fake(self) -> Fake: ...
 
     def request(self, body: bytes, headers: Mapping[str, str]) -> WebhookRequest:
-        return WebhookRequest("POST", "https://hooks.example.com/hooks/token", headers, body)
+        return WebhookRequest("POST", self.url, headers, body)
 
     def signed(self, body: bytes, secret: bytes | None = None, at: datetime = NOW, **kw: Any) -> WebhookRequest:
         return self.request(body, self.sign(body, secret or self.secrets[0], at, **kw))
@@ -228,7 +230,7 @@ class Scripted:
             status, body = found if isinstance(found, tuple) else (200, found)
             return status, {}, body if isinstance(body, bytes) else json.dumps(body)
 
-        for method in ("GET", "PUT", "POST", "DELETE"):
+        for method in ("GET", "PUT", "PATCH", "POST", "DELETE"):
             mock.add_callback(method, re.compile(f"{re.escape(base)}/.*"), callback)
 
 

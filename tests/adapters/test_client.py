@@ -272,8 +272,8 @@ def test_the_library_alone_would_leak_so_the_guard_guards_something() -> None:
         requests.get(f"http://127.0.0.1:{port}/?email=canary-query", timeout=1)
 
 
-def test_headers_that_ask_to_wait_win_over_what_the_status_and_body_say() -> None:
-    def locked(status: int, headers: Any) -> float | None:
+def test_an_answer_that_asks_to_wait_wins_over_what_its_status_says_and_a_retry_after_says_how_long() -> None:
+    def locked(status: int, headers: Any, data: Any) -> float | None:
         return 60.0 if status == 403 and "x-reason" not in headers else None
 
     with responses.RequestsMock() as mock, Client(
@@ -282,7 +282,7 @@ def test_headers_that_ask_to_wait_win_over_what_the_status_and_body_say() -> Non
     ) as made:  # fmt: skip
         for headers, outcome, wait in (
             ({}, Outcome.WAIT, 60.0),
-            ({"Retry-After": "5"}, Outcome.WAIT, 60.0),
+            ({"Retry-After": "5"}, Outcome.WAIT, 5.0),
             ({"Retry-After": "90"}, Outcome.WAIT, 90.0),
             ({"X-Reason": "no"}, Outcome.REAUTHORISE, None),
         ):

@@ -103,6 +103,7 @@ class Live(Rig):
     def tell(self, *refs: str | None, kind: EventKind = EventKind.LEAD_CREATED) -> tuple[bytes, Mapping[str, str]]:
         """A delivery about these leads, signed now. None stands for one that cannot be read."""
         headers: Mapping[str, str] = {}
+        self.kit.url = self.hook_url
         if Capability.BATCH_DELIVERY in self.kit.adapter.capabilities:
             topics = [topic for topic, what in self.kit.adapter.topics.items() if what is kind]
             body = json.dumps(self.kit.retopic(self.kit.batch(refs), topics[0])).encode()

@@ -74,11 +74,12 @@ def through_every_door(rig: Rig, monkeypatch: pytest.MonkeyPatch, logs: io.Strin
         patched.setattr(accept, "store_delivery", lambda runtime, *_, **__: fail_in_sql(runtime.engine.connect()))
         yield post(poison)
     # A CRM whose errors repeat what they were told.
-    write = "PATCH" if rig.crm == "bottlecrm" else "PUT"
+    write = "PATCH" if rig.crm in ("bottlecrm", "hubspot") else "PUT"
+    read = "POST" if rig.crm == "hubspot" else "GET"  # many at once, by their ids
     for status in (400, 401, 403, 404, 409, 422, 429, 500, 200):
-        for method in ("GET", write):
+        for method in (read, write):
             raw = {"what": "raw", "status": status, "body": poison.decode(), "times": 1}
-            rig.sandbox.set_faults([raw | {"method": method, "path": "people|leads"}])
+            rig.sandbox.set_faults([raw | {"method": method, "path": "people|leads|contacts/"}])
             rig.create(**LEAD)
             until(lambda: rig.due_now() or rig.sandbox.faults()[0]["hits"], what=f"a {method} answered {status}")
     rig.sandbox.clear_faults()
