@@ -210,6 +210,16 @@ def return_events(
     )
 
 
+def release_events(conn: sa.Connection, tenant_id: UUID, lease: UUID) -> None:
+    """Give back every event that this lease still holds, due at once: nobody works on them any more."""
+    e = events.c
+    conn.execute(
+        sa.update(events)
+        .where(e.tenant_id == tenant_id, e.lease == lease, e.state == "waiting")
+        .values(lease=None, leased_until=None)
+    )
+
+
 def wake_events_of(conn: sa.Connection, tenant_id: UUID, lead_id: UUID) -> None:
     """Make the events that wait behind a write of this lead due now. Call in the transaction that ends the write."""
     e = events.c

@@ -13,6 +13,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -204,8 +205,13 @@ class Worker:
                 return  # the lease runs out by itself
 
     def _return_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> None:
-        with unit(self._runtime.engine) as (conn, _):
-            work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason=None)
+        try:
+            with unit(self._runtime.engine) as (conn, _):
+                work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason=None)
+        except SQLAlchemyError as error:
+            back = partial(work.release_outbox, tenant_id=tenant_id, lease=lease, outbox_id=outbox_id)
+            self._runtime.abandoned.note(error, back)
+            raise
 
     def woken(self, tenant_id: UUID | None, kinds: Sequence[str] = KINDS) -> None:
         """Somebody of this process stored work of these kinds, for this tenant if they say so."""
@@ -355,6 +361,7 @@ class Worker:
         def step() -> None:
             self._look_now.wait(_LOOK)
             self._look_now.clear()
+            self._runtime.abandoned.give_back(self._runtime.engine)
             with self._runtime.engine.connect() as conn:
                 self._runtime.life.look(conn)
                 due = work.due_tenants(conn, self._runtime.life.living())

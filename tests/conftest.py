@@ -22,6 +22,7 @@ from connector.runtime import Runtime
 from connector.sandbox import Sandbox
 from connector.settings import Settings
 from tests.rig import Rig
+from tests.serving import Serving
 
 # Machines are shared: an example's time says nothing about the code.
 settings.register_profile("turnlock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -96,3 +97,19 @@ def make_rig(runtime: Runtime) -> Iterator[Callable[..., Rig]]:
 def rig(make_rig: Callable[..., Rig]) -> Rig:
     """Follow Up Boss's sandbox with queue "All" of Ana, Ben, Cy; everything runs."""
     return make_rig()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serving]]:
+    """Starts processes: ``serve(rig, worker=True)``; ``ready=False`` does not wait for it. None outlives the test."""
+    started: list[Serving] = []
+
+    def start(rig: Rig, *, ready: bool = True, **how: Any) -> Serving:
+        started.append(Serving(rig, **how))
+        if ready:
+            started[-1].wait_ready()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()

@@ -1,0 +1,38 @@
+"""Leased work that was let go of because the database went away: given back as soon as it answers again.
+
+Its process lives, so that nobody else would take the rows before their leases run out, a minute or more later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from connector.database import is_outage, unit
+
+#: Gives back whatever is still leased by the lease that it knows; harmless when nothing is.
+GiveBack = Callable[[sa.Connection], None]
+
+
+class Abandoned:
+    """What this process has to give back. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rest: deque[GiveBack] = deque()
+
+    def note(self, error: Exception, give_back: GiveBack) -> None:
+        """Work was interrupted by `error`; nothing happens unless it speaks of the database rather than of the work."""
+        if is_outage(error):
+            self._rest.append(give_back)
+
+    def give_back(self, engine: sa.Engine) -> None:
+        """Give everything back that can be. Raises what the database raises; what is left then stays for the next."""
+        with self._lock:  # one at a time: waiting is right, whoever holds it does what we came for
+            while self._rest:
+                with unit(engine) as (conn, _):
+                    self._rest[0](conn)
+                self._rest.popleft()
