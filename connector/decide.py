@@ -119,9 +119,14 @@ class Decider:
         for _ in range(_RESTARTS):
             items = self._pass(tenant, lease, items)
             if not items:
-                return
+                break
         for item in items:
             self._group(tenant, lease, [item], None)
+        if read.later:
+            # Only now: another decider that takes them up must not overtake what came before them.
+            with unit(self._runtime.engine) as (conn, _):
+                later = [row.event_id for row in read.later]
+                inbox.return_events(conn, tenant.tenant_id, lease, later, after=timedelta(0), untouched=True)
 
     def _pass(self, tenant: Tenant, lease: UUID, items: Sequence[Item]) -> list[Item]:
         """Sort `items` into units by their first queue and run them; gives those whose configuration moved."""

@@ -184,8 +184,12 @@ def return_events(
     counts: bool = False,
     reason: str | None = None,
     lead_id: UUID | None = None,
+    untouched: bool = False,
 ) -> None:
-    """Give events back, due again `after`. `counts` when the try says something against the event itself."""
+    """Give events back, due again `after`. `counts` when the try says something against the event itself.
+
+    `untouched`: as if they had never been claimed.
+    """
     if not event_ids:
         return
     e = events.c
@@ -198,6 +202,8 @@ def return_events(
     }
     if lead_id is not None:
         values["lead_id"] = lead_id
+    if untouched:
+        values["claims"] = e.claims - 1
     conn.execute(
         sa.update(events)
         .where(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -19,6 +17,7 @@ from connector.runtime import Runtime
 from connector.sandbox import Sandbox
 from connector.settings import Settings
 from tests.rig import ANA, BEN, CY, Rig, captured_logs, http_send, until
+from tests.senders import Senders
 
 # -- no connection is free ----------------------------------------------------------------------------------------
 
@@ -66,39 +65,6 @@ def restart(server: EmbeddedPostgres, how: signal.Signals) -> None:
     until(lambda: server.postmaster_pid() != pid, what="the end of the server")
     server.ensure_running()
     assert server.postmaster_pid() not in (None, pid)
-
-
-class Senders:
-    """CRMs that post one new lead after the other, and each again until it is answered 200, as they do."""
-
-    def __init__(self, rig: Rig, refs: list[str], threads: int = 4) -> None:
-        self._rig, self._refs, self._url = rig, iter(refs), rig.hook_url
-        self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(threads)
-        self._running = [self._pool.submit(self._post) for _ in range(threads)]
-        self.answered: list[str] = []
-        self.statuses: Counter[int] = Counter()
-
-    def _post(self) -> None:
-        while True:
-            with self._lock:
-                ref = next(self._refs, None)
-            if ref is None:
-                return
-            body, status = self._rig.delivery(ref, event=ref), 0
-            while status != 200:
-                status = self._rig.post(body, event=ref, url=self._url).status
-                with self._lock:
-                    self.statuses[status] += 1
-                time.sleep(0.01)
-            with self._lock:
-                self.answered.append(ref)
-
-    def wait(self) -> None:
-        """Until every lead is answered 200."""
-        for one in self._running:
-            one.result(60)
-        self._pool.shutdown()
 
 
 @pytest.mark.parametrize(
