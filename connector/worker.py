@@ -31,7 +31,9 @@ from connector.writeback import Sender
 from routing.saving import Ordered
 
 # The net under lost wakes, and what makes rows due by time alone start: half a second late at most.
-_LOOK = 0.5
+LOOK = 0.5
+# How long the listener listens before it looks whether it is to stop.
+HEARING = 0.25
 # How long a start waits for the connection that shows that this process lives.
 _SEEN = 3.0
 # How long a stop waits for work in hand; longer than a sender's calls, shorter than what process managers grant.
@@ -359,7 +361,7 @@ class Worker:
         """Looks for due rows: what became due by time, what another process stored, what a lost wake left."""
 
         def step() -> None:
-            self._look_now.wait(_LOOK)
+            self._look_now.wait(LOOK)
             self._look_now.clear()
             self._runtime.abandoned.give_back(self._runtime.engine)
             with self._runtime.engine.connect() as conn:
@@ -388,7 +390,7 @@ class Worker:
             with psycopg.connect(dsn, autocommit=True, connect_timeout=5) as conn, self._runtime.life.held(conn):
                 conn.execute(f"LISTEN {CHANNEL}")
                 while not self._ended.is_set():
-                    for _ in conn.notifies(timeout=0.25, stop_after=1):
+                    for _ in conn.notifies(timeout=HEARING, stop_after=1):
                         self._look_now.set()
 
         while not self._ended.is_set():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,7 +16,8 @@ import sqlalchemy as sa
 from cryptography.fernet import Fernet
 from hypothesis import HealthCheck, settings
 
-from connector import migrate
+from adapters.followupboss import FollowUpBoss
+from connector import migrate, worker
 from connector.database import make_engine
 from connector.embedded import EmbeddedPostgres
 from connector.runtime import Runtime
@@ -32,10 +34,29 @@ TEMPLATE = "turnlock_template"
 _numbers = itertools.count(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_pauses_for_manners() -> Iterator[None]:
+    """What the product waits for out of politeness alone is waited for only in the tests of it: notes, idle looks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FollowUpBoss, "note_pace", 0.0)  # the sandbox counts notes only when its limits are on
+        patch.setattr(worker, "HEARING", 0.02)
+        patch.setattr(worker, "LOOK", 0.1)
+        yield
+
+
+def _fast_folder() -> str | None:
+    """Where the data of the server lie: in memory where there is plenty, for the tests wait for its disk all the time.
+
+    Nothing is tested less: no test takes the power away, and the server itself works as on a disk.
+    """
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 6 << 30 else None
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedPostgres]:
     """A real PostgreSQL with the safety settings of production, and a migrated template database in it."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=_fast_folder()) as folder:
         # Root's server runs as another user, who must get through; else the data would lie outside and stay.
         os.chmod(folder, 0o711)
         with EmbeddedPostgres(Path(folder) / "postgres") as running:
