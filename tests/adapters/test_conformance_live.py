@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -21,7 +21,7 @@ from connector import manifest, tenants, writeback
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox
 from routing import gate
-from tests.adapters.kit import NOW, AgentRow, Kit, LeadRow, deliveries, kit
+from tests.adapters.kit import AgentRow, Kit, LeadRow, deliveries, kit
 from tests.adapters.loopback import Received, Reply, Server, reset
 from tests.rig import Rig, http_send, until
 
@@ -33,14 +33,6 @@ queues: {{All: {{members: ['12', '13', '14']}}}}
 """
 # The fakes give every lead one address; without it no two of them are the same person.
 ADDRESS = b"canary@example.com"
-
-
-class _Clock(datetime):
-    """The fakes know one instant."""
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-        return NOW
 
 
 class Live(Rig):
@@ -161,9 +153,8 @@ def cases() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def make_live(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Make]]:
+def make_live(runtime: Runtime) -> Iterator[Callable[[str], Make]]:
     """For the name of a CRM: what makes tenants of it, the first with the web server and the worker."""
-    monkeypatch.setattr("connector.runtime.datetime", _Clock)
     with ExitStack() as stack:
 
         def of(crm: str) -> Make:
