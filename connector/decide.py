@@ -123,6 +123,7 @@ class Decider:
         for item in items:
             self._group(tenant, lease, [item], None)
         if read.later:
+            self.more = True
             # Only now: another decider that takes them up must not overtake what came before them.
             with unit(self._runtime.engine) as (conn, _):
                 later = [row.event_id for row in read.later]

@@ -364,6 +364,7 @@ class Worker:
             self._look_now.wait(LOOK)
             self._look_now.clear()
             self._runtime.abandoned.give_back(self._runtime.engine)
+            self._runtime.storing.clear_doubt()
             with self._runtime.engine.connect() as conn:
                 self._runtime.life.look(conn)
                 due = work.due_tenants(conn, self._runtime.life.living())

@@ -17,6 +17,7 @@ import pytest
 
 from adapters import registry
 from adapters.base import Capability, EventKind
+from adapters.client import Client
 from connector import manifest, tenants, writeback
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox
@@ -153,8 +154,12 @@ def cases() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def make_live(runtime: Runtime) -> Iterator[Callable[[str], Make]]:
+def make_live(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Make]]:
     """For the name of a CRM: what makes tenants of it, the first with the web server and the worker."""
+    # The fakes know one instant, by which they judge the signatures of our calls.
+    monkeypatch.setattr(
+        "connector.runtime.Client", lambda *given, now, **named: Client(*given, now=lambda: NOW, **named)
+    )
     with ExitStack() as stack:
 
         def of(crm: str) -> Make:
