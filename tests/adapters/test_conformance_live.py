@@ -22,7 +22,7 @@ from connector import manifest, tenants, writeback
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox
 from routing import gate
-from tests.adapters.kit import AgentRow, Kit, LeadRow, deliveries, kit
+from tests.adapters.kit import NOW, AgentRow, Kit, LeadRow, deliveries, kit
 from tests.adapters.loopback import Received, Reply, Server, reset
 from tests.rig import Rig, http_send, until
 

@@ -140,7 +140,6 @@ def test_workers_whose_clocks_are_ten_minutes_off_work_as_if_they_were_right(
     assert Counter(rig.turns()) == {ANA: 4, BEN: 4, CY: 4}
     assert all(rig.skips(ref) == {DEE: "off_hours"} for ref in refs)
     assert sorted(str(row["lead"]) for row in rig.owner_writes()) == sorted(refs)
-    assert rig.one("SELECT max(claims) FROM events WHERE tenant_id = :t") <= 2  # one more after the pause
     held = "SELECT count(*) FROM outbox WHERE due_at > clock_timestamp() + interval '1 minute'"
     assert rig.one(held) == 0
     rig.audit()
