@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable
 
 import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
 
-from connector.database import is_outage, unit
+from connector.database import is_contention, is_outage, unit
 
 #: Gives back whatever is still leased by the lease that it knows; harmless when nothing is.
 GiveBack = Callable[[sa.Connection], None]
@@ -33,6 +34,11 @@ class Abandoned:
         """Give everything back that can be. Raises what the database raises; what is left then stays for the next."""
         with self._lock:  # one at a time: waiting is right, whoever holds it does what we came for
             while self._rest:
-                with unit(engine) as (conn, _):
-                    self._rest[0](conn)
+                try:
+                    with unit(engine) as (conn, _):
+                        self._rest[0](conn)
+                except SQLAlchemyError as error:
+                    if not (is_outage(error) or is_contention(error)):
+                        self._rest.popleft()  # it would fail for ever; its lease ends by time
+                    raise
                 self._rest.popleft()
