@@ -90,7 +90,7 @@ class Client:
     Args:
         base_url: where paths start; https on port 443 unless `allow_private_hosts`.
         headers: sent with every request, from :meth:`adapters.base.Adapter.headers`.
-        now: the wall clock, aware UTC; time-outs use the monotonic clock of the process.
+        now: the time, aware, by a clock that is right; time-outs use the monotonic clock of the process.
         allow_private_hosts: also speak to private and loopback addresses, and over http.
         connect_timeout: seconds for a connection; `read_timeout`: seconds of silence; `deadline`: seconds for the
             whole call with its body. The name look-up is bounded by the system's resolver only.
@@ -254,7 +254,8 @@ class Client:
             except Unreadable:
                 fault = Fault.UNREADABLE
         if status is not None and (outcome := verdict(status, write=write).outcome) is not Outcome.OK:
-            wait = parse_retry_after(answered.get("Retry-After"), self.now())
+            # A date is meant by the CRM's own clock, which it tells beside it.
+            wait = parse_retry_after(answered.get("Retry-After"), http_date(answered.get("Date")) or self.now())
             if (asked := self._asks_to_wait(status, answered, data_read)) is not None:
                 outcome, wait = Outcome.WAIT, asked if wait is None else wait
             else:

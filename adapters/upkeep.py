@@ -160,7 +160,7 @@ def clock(theirs: datetime | None, here: datetime) -> Finding:
     if theirs is None:
         return Finding("clock", True, "the CRM does not tell its time")
     skew = abs((theirs - here).total_seconds())
-    fix = "" if skew <= MAX_SKEW else "synchronise this computer's clock (NTP)"
+    fix = "" if skew <= MAX_SKEW else "synchronise the clock of the computer that the database runs on (NTP)"
     return Finding("clock", not fix, f"{skew:.0f} s apart from the CRM's", fix)
 
 

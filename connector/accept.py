@@ -9,7 +9,6 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -91,6 +90,7 @@ def _hook(runtime: Runtime, token: str, *, fresh: bool = False) -> _Hook | None:
         ).one_or_none()
         if row is None:
             return None
+        runtime.database_clock.read(conn, fresh=fresh)
         tenant = Tenant(*row[2:])
         secrets = [s.encode() for s in runtime.secrets(conn, tenant).get(tenant.adapter.hook_secret or "", [])]
     found = _Hook(row.hook_id, row.flag_version, tenant, tenant.adapter, secrets, began)
@@ -136,12 +136,12 @@ def _receive(runtime: Runtime, token: str, topic: str | None, body: bytes) -> Re
     )
     try:
         try:
-            hook.adapter.verify(delivery, hook.secrets, datetime.now(UTC))
+            hook.adapter.verify(delivery, hook.secrets, runtime.database_clock.now())
         except Rejected:
-            hook = _hook(runtime, token, fresh=True)  # the secret may be a new one
+            hook = _hook(runtime, token, fresh=True)  # the secret may be a new one, and this computer may have slept
             if hook is None:
                 return _plain(404, "No such hook.")
-            hook.adapter.verify(delivery, hook.secrets, datetime.now(UTC))
+            hook.adapter.verify(delivery, hook.secrets, runtime.database_clock.now())
     except Rejected as rejected:
         _log.warning("rejected", tenant=hook.tenant.name if hook else None, reason=rejected.reason)
         return _plain(401, f"Not accepted: {rejected.reason}.")

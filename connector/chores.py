@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -51,16 +52,25 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of a chore: the cursor that its last run left, and how often it was wanted up to now."""
+    """One run of a chore: the cursor that its last run left, how often it was wanted up to now, and when it began."""
 
     cursor: Any
     wanted: int
+    began: datetime
 
 
 def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
-    """Claim and run one due chore of the tenant; whether there was one."""
+    """Claim and run one due chore of the tenant; whether there was one. Outages of the database raise."""
     lease = runtime.life.new_lease()
-    with unit(runtime.engine) as (conn, _):
+    try:
+        return _run_chore(runtime, tenant_id, lease)
+    except SQLAlchemyError as error:
+        runtime.abandoned.note(error, partial(work.release_chore, tenant_id=tenant_id, lease=lease))
+        raise
+
+
+def _run_chore(runtime: Runtime, tenant_id: UUID, lease: UUID) -> bool:
+    with unit(runtime.engine) as (conn, began):
         row = work.claim_chore(conn, tenant_id, lease, living=runtime.life.living())
         if row is None:
             return False
@@ -73,7 +83,7 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
     again, cursor, error = 86400.0, None, None
     try:
         if chore is not None:
-            again, cursor = chore(runtime, tenant, Call(row.cursor, row.wanted))
+            again, cursor = chore(runtime, tenant, Call(row.cursor, row.wanted, began))
     except CrmError as failed:
         error = f"{failed.outcome.value}_{failed.status or failed.fault or ''}"
         again = max(failed.retry_after or 0.0, 60.0)
@@ -236,7 +246,7 @@ def _not_waiting_here(conn: sa.Connection, tenant_id: UUID, refs: list[str]) -> 
 
 
 def _sweep(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
-    began, cursor = datetime.now(UTC), call.cursor
+    began, cursor = call.began, call.cursor
     since = datetime.fromisoformat(cursor["began"]) - SWEEP_OVERLAP if cursor else began - SWEEP_FIRST
     sweep(runtime, tenant, since, first=not cursor)
     return 300.0, {"began": began.isoformat()}

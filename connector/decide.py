@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -57,12 +58,13 @@ class Decider:
         self._capacity = capacity
         #: Whether after the last run more may be due at once; what comes later wakes by itself.
         self.more = False
+        self._sent: set[UUID] = set()  # writes of the present lease that senders have in hand
 
     def run(self, tenant_id: UUID) -> int:
         """Claim due events of a tenant and see them through; how many there were. Outages of the database raise."""
         lease, living = self._runtime.life.new_lease(), self._runtime.life.living()
         self.more = False
-        with unit(self._runtime.engine) as (conn, _):
+        with self._given_back(tenant_id, lease), unit(self._runtime.engine) as (conn, _):
             rows = inbox.claim_events(conn, tenant_id, lease, living=living)
             if rows:
                 inbox.reopen_keys(conn, tenant_id, rows)
@@ -76,6 +78,27 @@ class Decider:
     def decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
         """See events through that are leased already. Outages of the database raise."""
         self.more = False
+        with self._given_back(tenant_id, lease):
+            self._decide(tenant_id, lease, rows)
+
+    @contextmanager
+    def _given_back(self, tenant_id: UUID, lease: UUID) -> Iterator[None]:
+        """What the lease still holds when the database is lost meanwhile is given back once it is there again."""
+        sent: set[UUID] = set()
+        self._sent = sent
+        try:
+            yield
+        except SQLAlchemyError as error:
+
+            def give_back(conn: sa.Connection) -> None:
+                inbox.release_events(conn, tenant_id, lease)
+                # A unit whose commit was not answered may have ordered writes that nobody was told of.
+                work.release_outbox(conn, tenant_id, lease, besides=sent)
+
+            self._runtime.abandoned.note(error, give_back)
+            raise
+
+    def _decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
         with at_rest(self._runtime.engine) as conn:
             tenant, wait = self._runtime.tenant_and_wait(conn, tenant_id)
         if wait > 0:
@@ -106,9 +129,15 @@ class Decider:
         for _ in range(_RESTARTS):
             items = self._pass(tenant, lease, items)
             if not items:
-                return
+                break
         for item in items:
             self._group(tenant, lease, [item], None)
+        if read.later:
+            self.more = True
+            # Only now: another decider that takes them up must not overtake what came before them.
+            with unit(self._runtime.engine) as (conn, _):
+                later = [row.event_id for row in read.later]
+                inbox.return_events(conn, tenant.tenant_id, lease, later, after=timedelta(0), untouched=True)
 
     def _stored(self, tenant: Tenant, lease: UUID, items: Sequence[Item]) -> Sequence[Item]:
         """`items` without those that the CRM told of before it stored them: they are read again.
@@ -185,6 +214,7 @@ class Decider:
                 return
             else:
                 if ordered:
+                    self._sent.update(one.outbox_id for one in ordered)
                     self._send(tenant.tenant_id, lease, ordered)
                 return
 

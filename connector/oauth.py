@@ -13,7 +13,7 @@ import hmac
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -29,7 +29,7 @@ from adapters.outcome import CrmError
 from connector import apps, log, work
 from connector.alarms import close_alarm, open_alarm
 from connector.alive import free
-from connector.database import unit
+from connector.database import at_rest, unit
 from connector.errors import TurnlockError
 from connector.runtime import ACCESS, Runtime, Tenant
 from connector.tables import breakers, oauth_grants, oauth_states
@@ -176,11 +176,13 @@ def _kept(runtime: Runtime, tenant: Tenant, tokens: Tokens) -> dict[str, Any]:
 def _token_client(runtime: Runtime, app: Tenant) -> Iterator[Client]:
     """A client for the CRM's token address; an app with an address of its own (a sandbox) asks there."""
     parts = urlsplit(_spec(app).token_url)
+    with at_rest(runtime.engine) as conn:
+        runtime.database_clock.read(conn)
     with Client(
         app.base_url or f"{parts.scheme}://{parts.netloc}",
         {},
         Credentials(),
-        now=lambda: datetime.now(UTC),
+        now=runtime.database_clock.now,
         allow_private_hosts=runtime.settings.allow_private_hosts,
     ) as made:
         yield made

@@ -6,6 +6,8 @@ Nothing here holds a lock or a transaction while it calls out.
 from __future__ import annotations
 
 import json
+import time
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,10 @@ from routing import tables as t
 from routing.facts import Identities, identities, lead_from_json, lead_to_json, rule_digest
 from routing.model import Lead, Role
 from routing.store import tenant_row
+
+# How long reading goes on before what is read is decided. A CRM that shows one lead per call and is slow must neither
+# keep the first of a burst waiting for the last, nor outlast the lease of them all.
+READ_FOR = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +55,15 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What became of a batch of events: readable ones, those whose lead is not shown, those the CRM refused."""
+    """What became of a batch of events: readable ones, those whose lead is not shown, those the CRM refused.
+
+    `later` are those from the first on for which there was no time.
+    """
 
     items: list[Item]
     missing: list[tuple[sa.Row[Any], UUID | None]]
     refused: list[tuple[sa.Row[Any], str]]
+    later: list[sa.Row[Any]]
 
 
 def known_leads(conn: sa.Connection, tenant_id: UUID, refs: Sequence[str]) -> dict[str, Known]:
@@ -72,11 +82,15 @@ def known_leads(conn: sa.Connection, tenant_id: UUID, refs: Sequence[str]) -> di
 
 def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence[sa.Row[Any]]) -> Read:
     """Read the leads behind `rows`. Raises :class:`CrmError` when the CRM as a whole cannot be read now."""
-    adapter = tenant.adapter
+    adapter, ends = tenant.adapter, time.monotonic() + READ_FOR
+    later: list[sa.Row[Any]] = []
     refs: dict[UUID, str] = {}
     missing: list[tuple[sa.Row[Any], UUID | None]] = []
     refused: list[tuple[sa.Row[Any], str]] = []
-    for row in rows:
+    for number, row in enumerate(rows):
+        if number and time.monotonic() >= ends:
+            rows, later = rows[:number], list(rows[number:])
+            break
         ref = row.ref
         if row.kind == EventKind.INQUIRY and ref is not None:
             try:
@@ -105,8 +119,12 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
         elif ref not in to_fetch:
             to_fetch.append(ref)
     to_fetch = [ref for ref in to_fetch if ref not in leads]
-    fetched, bad = _fetch(adapter, client, to_fetch)
+    fetched, bad, unread = _fetch(adapter, client, to_fetch, ends)
     leads |= fetched
+    for number, row in enumerate(rows):
+        if refs.get(row.event_id) in unread:  # and what came after it waits, too, so that nobody is overtaken
+            rows, later = rows[:number], [*rows[number:], *later]
+            break
     ids = _remember(runtime, tenant, leads, known)
     items = []
     for row in rows:
@@ -130,7 +148,8 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
                     identities=_identities(tenant, lead),
                 )
             )
-    return Read(items, missing, refused)
+    kept = {row.event_id for row in rows}
+    return Read(items, [lost for lost in missing if lost[0].event_id in kept], refused, later)
 
 
 def _payload_is_complete(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> bool:
@@ -146,28 +165,29 @@ def _identities(tenant: Tenant, lead: Lead) -> Identities:
     return identities(tenant.tenant_id, lead, households=tenant.households, country=tenant.country)
 
 
-def _fetch(adapter: Adapter, client: Client, refs: Sequence[str]) -> tuple[dict[str, Lead], dict[str, str]]:
-    """Leads by ref, and refs that the CRM refuses to be asked about with the reason; one bad ref harms no other."""
+def _fetch(
+    adapter: Adapter, client: Client, refs: Sequence[str], ends: float
+) -> tuple[dict[str, Lead], dict[str, str], set[str]]:
+    """Leads by ref, refs that the CRM refuses to be asked about with the reason, and those for which time ran out.
+
+    One bad ref harms no other. At least one call is made, none is begun after `ends` (monotonic).
+    """
     found: dict[str, Lead] = {}
     bad: dict[str, str] = {}
-    for start in range(0, len(refs), adapter.max_batch):
-        batch = list(refs[start : start + adapter.max_batch])
+    batches = deque(list(refs[start : start + adapter.max_batch]) for start in range(0, len(refs), adapter.max_batch))
+    asked = False
+    while batches and not (asked and time.monotonic() >= ends):
+        batch, asked = batches.popleft(), True
         try:
             found |= adapter.fetch_leads(client, batch)
         except CrmError as error:
-            if error.outcome is Outcome.GONE:
-                if len(batch) == 1:
-                    continue
-            elif error.outcome is not Outcome.REFUSED:
+            if error.outcome not in (Outcome.GONE, Outcome.REFUSED):
                 raise
-            elif len(batch) == 1:
+            if len(batch) > 1:
+                batches.extendleft([ref] for ref in reversed(batch))
+            elif error.outcome is Outcome.REFUSED:
                 bad[batch[0]] = f"crm_refused_{error.status}"
-                continue
-            for ref in batch:
-                one, worse = _fetch(adapter, client, [ref])
-                found |= one
-                bad |= worse
-    return found, bad
+    return found, bad, {ref for batch in batches for ref in batch}
 
 
 def _remember(

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -16,9 +16,11 @@ from adapters import registry
 from adapters.base import Adapter, Credentials
 from adapters.client import Client
 from adapters.oauth import NotConnected, StaleToken
+from connector.abandoned import Abandoned
 from connector.alive import Life
 from connector.breaker import breaker_left
 from connector.busy import BusyQueues
+from connector.database import DatabaseClock
 from connector.errors import UnknownTenant
 from connector.migrate import stages
 from connector.settings import Settings
@@ -97,6 +99,9 @@ class Runtime:
         self.busy = BusyQueues()
         self.life = Life()
         self.storing = Storing(engine, self.wake)
+        self.abandoned = Abandoned()
+        # What time it is. No part of a running Turnlock asks the computer it runs on.
+        self.database_clock = DatabaseClock()
         # Hooks as accept read them last, by the hash of their token.
         self.hooks: dict[bytes, Any] = {}
         # How often this process set or removed a secret: what was read before that is read again.
@@ -194,6 +199,7 @@ class Runtime:
         # Secrets change hardly ever: they are read every two seconds, not for every call.
         if last is not None and last.said == said and time.monotonic() - last.read_at < _SECRETS_FRESH:
             return last.client
+        self.database_clock.read(conn)
         newest = {name: values[0] for name, values in self.secrets(conn, tenant).items()}
         base_url = tenant.base_url
         if tenant.by_oauth:
@@ -211,7 +217,7 @@ class Runtime:
             address,
             adapter.headers(credentials),
             credentials,
-            now=lambda: datetime.now(UTC),
+            now=self.database_clock.now,
             allow_private_hosts=self.settings.allow_private_hosts,
             refine=adapter.refine,
             asks_to_wait=adapter.asks_to_wait,

@@ -196,7 +196,7 @@ class Storing:
 
     def _commit(self, tenant_id: UUID, given: Sequence[Delivery]) -> Rows:
         """Store, and see that a decider has what is new: straight from here if one waits for it."""
-        self._clear_doubt()
+        self.clear_doubt()
         # What has no key of its own for good must be seen again as soon as a decider has it: that is for claims. And
         # so is what its CRM has not stored yet.
         events = [event for delivery in given for event in delivery.events]
@@ -216,14 +216,15 @@ class Storing:
             if not error.connection_invalidated:
                 raise
             self._doubtful.append((tenant_id, lease))
-            self._clear_doubt()
+            self.clear_doubt()
             rows = at_once(self._engine, STORE, values(tenant_id, given))
         finally:
             handed.sort(key=lambda row: (row.delivery_id.bytes, row.ordinal))
             deciders.hand(tenant_id, lease, handed)
         return rows
 
-    def _clear_doubt(self) -> None:
+    def clear_doubt(self) -> None:
+        """Give back what was stored under a lease that no decider was told of. Raises what the database raises."""
         while self._doubtful:
             try:
                 tenant_id, lease = self._doubtful.pop()

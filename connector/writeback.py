@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -91,26 +93,41 @@ class Sender:
         self._empty_writes = 0
 
     def run(self, tenant_id: UUID, kinds: Sequence[str]) -> int:
-        """Claim one due row of these kinds and send it; how many there were."""
+        """Claim one due row of these kinds and send it; how many there were. Outages of the database raise."""
         lease, living = self._runtime.life.new_lease(), self._runtime.life.living()
-        with unit(self._runtime.engine) as (conn, _):
-            if not breaker.may_send(conn, tenant_id, "note" if "note" in kinds else "all"):
-                return 0
-            rows = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
-        for row in rows:
-            self._send(tenant_id, lease, row)
-        return len(rows)
+        with self._given_back(tenant_id, lease, None):
+            with unit(self._runtime.engine) as (conn, _):
+                if not breaker.may_send(conn, tenant_id, "note" if "note" in kinds else "all"):
+                    return 0
+                rows = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
+            for row in rows:
+                self._send(tenant_id, lease, row)
+            return len(rows)
 
     def send_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> None:
         """Send a row that was born leased. Nothing happens when the lease is over or sending was stopped."""
-        with at_rest(self._runtime.engine) as conn:
-            row = work.leased_outbox(conn, tenant_id, lease, outbox_id)
-        if row is not None:
-            self._send(tenant_id, lease, row)
-            return
-        with unit(self._runtime.engine) as (conn, _):
-            # Sending was stopped in between: whoever starts it again must not have to wait for the lease to run out.
-            work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped")
+        with self._given_back(tenant_id, lease, outbox_id):
+            with at_rest(self._runtime.engine) as conn:
+                row = work.leased_outbox(conn, tenant_id, lease, outbox_id)
+            if row is not None:
+                self._send(tenant_id, lease, row)
+                return
+            with unit(self._runtime.engine) as (conn, _):
+                # Sending was stopped in between: whoever starts it again must not wait for the lease to run out.
+                work.return_outbox(
+                    conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped"
+                )
+
+    @contextmanager
+    def _given_back(self, tenant_id: UUID, lease: UUID, outbox_id: UUID | None) -> Iterator[None]:
+        """What the lease still holds when the database is lost meanwhile is given back once it is there again."""
+        self._sent = False
+        try:
+            yield
+        except SQLAlchemyError as error:
+            back = partial(work.release_outbox, tenant_id=tenant_id, lease=lease, outbox_id=outbox_id, sent=self._sent)
+            self._runtime.abandoned.note(error, back)
+            raise
 
     def _send(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> None:
         tenant: Tenant | None = None

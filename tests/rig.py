@@ -43,13 +43,14 @@ ABC = "default_queue: All\nqueues:\n  All:\n    members: ['12', '13', '14']\n"
 
 def until(true: Callable[[], Any], seconds: float = 20.0, what: str = "it") -> Any:
     """Wait for something that happens elsewhere; gives what `true` gave."""
-    ends = time.monotonic() + seconds
+    ends, pause = time.monotonic() + seconds, 0.005
     while True:
         found = true()
         if found:
             return found
         assert time.monotonic() < ends, f"{what} never happened"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(pause * 1.3, 0.05)  # most questions are statements, and take from what is waited for
 
 
 @contextmanager

@@ -105,12 +105,12 @@ def sweep(tenant: str, since: datetime | timedelta, as_json: bool) -> None:
 
     Example: turnlock sweep acme --since 7d
     """
-    from datetime import UTC
-
     from connector.chores import sweep as run
 
-    moment = datetime.now(UTC) - since if isinstance(since, timedelta) else since
     with tenant_session(tenant) as (runtime, found):
+        with runtime.engine.connect() as conn:
+            now = runtime.database_clock.read(conn)
+        moment = now - since if isinstance(since, timedelta) else since
         swept = run(runtime, found, moment)
     if as_json:
         print_json({"tenant": found.name, "since": moment.isoformat(), "seen": swept.seen, "found": swept.found})

@@ -142,6 +142,13 @@ def test_a_success_that_cannot_be_read(body: bytes) -> None:
     assert (error.outcome, error.status) == (Outcome.UNKNOWN, 200)
 
 
+def test_a_date_to_retry_after_is_measured_by_the_clock_of_whoever_names_it() -> None:
+    date = {"Date": "Mon, 01 Jun 2020 12:00:00 GMT", "Retry-After": "Mon, 01 Jun 2020 12:00:30 GMT"}
+    error = mocked(status=503, headers=date)
+    assert isinstance(error, CrmError)
+    assert error.retry_after == 30.0
+
+
 def test_an_error_keeps_status_wait_and_body_but_tells_neither_query_nor_body() -> None:
     error = mocked(status=429, json={"error": "canary-person"}, headers={"Retry-After": "11"})
     assert isinstance(error, CrmError)

@@ -10,13 +10,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
 
 from adapters import registry
 from adapters.base import HOOK_TOPIC, Capability, EventKind
+from adapters.client import Client
 from connector import manifest, tenants, writeback
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox
@@ -33,14 +34,6 @@ queues: {{All: {{members: ['12', '13', '14']}}}}
 """
 # The fakes give every lead one address; without it no two of them are the same person.
 ADDRESS = b"canary@example.com"
-
-
-class _Clock(datetime):
-    """The fakes know one instant."""
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-        return NOW
 
 
 class Live(Rig):
@@ -173,7 +166,10 @@ def cases() -> list[tuple[str, str]]:
 @pytest.fixture
 def make_live(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Make]]:
     """For the name of a CRM: what makes tenants of it, the first with the web server and the worker."""
-    monkeypatch.setattr("connector.runtime.datetime", _Clock)
+    # The fakes know one instant, by which they judge the signatures of our calls.
+    monkeypatch.setattr(
+        "connector.runtime.Client", lambda *given, now, **named: Client(*given, now=lambda: NOW, **named)
+    )
     with ExitStack() as stack:
 
         def of(crm: str) -> Make:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from connector.settings import Settings
 from migrations import versions
 from routing.model import Flag
 from routing.tables import metadata
+from tests.connector.cli_rig import program
 from tests.connector.oauth_rig import AppRig
 from tests.rig import ABC, ANA, BEN, CY, Rig, until
 
@@ -194,6 +196,20 @@ def test_of_eight_that_migrate_at_once_one_does_and_all_succeed(
         thread.join()
     head = migrate.head()
     assert sorted(done, key=str) == sorted([(None, head)] + [(head, head)] * 7, key=str)
+
+
+@pytest.mark.proof
+def test_of_eight_processes_that_migrate_at_once_one_does_and_all_succeed(
+    server: EmbeddedPostgres, fresh: Callable[[], str]
+) -> None:
+    owner = url(server, fresh(), owner=True).replace("postgresql+psycopg:", "postgresql:")
+    names = {"TURNLOCK_DATABASE_URL": owner, "TURNLOCK_SECRET_KEYS": Fernet.generate_key().decode()}
+    command = [program(), "migrate"]
+    running = [Popen(command, env=names, stdout=PIPE, stderr=PIPE, text=True) for _ in range(8)]
+    said = [one.communicate(timeout=100) for one in running]
+    assert [one.returncode for one in running] == [0] * 8, said
+    assert sum("before: none" in out for out, _ in said) == 1, said
+    assert all(migrate.head() in out for out, _ in said)
 
 
 def test_a_migration_waits_politely_for_a_long_transaction_and_says_what_to_do(
