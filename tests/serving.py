@@ -40,6 +40,7 @@ class Serving:
             "TURNLOCK_SECRET_KEYS": ",".join(settings.secret_keys),
             "TURNLOCK_ALLOW_PRIVATE_HOSTS": "1",
             "TURNLOCK_PORT": str(port),
+            "TURNLOCK_PUBLIC_URL": settings.public_url,  # some CRMs sign the address
             **(extra or {}),
         }
         self.process = subprocess.Popen(

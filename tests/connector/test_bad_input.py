@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,8 +30,23 @@ CRMS = SANDBOXED
 BATCHING = [name for name in CRMS if Capability.BATCH_DELIVERY in registry.adapter(name).capabilities]
 
 
+def element(ref: str, number: int = 1, **more: Any) -> dict[str, Any]:
+    """What HubSpot tells of a lead; ids are numbers there."""
+    about = {"eventId": number, "occurredAt": 1_775_000_000_000, "subscriptionType": "contact.creation"}
+    return {"portalId": 62515, **about, "objectId": int(ref) if ref.isdecimal() else ref, **more}
+
+
+def named(crm: str, ref: str) -> str:
+    """The JSON text that names a lead in a list of them."""
+    if crm == "hubspot":
+        return json.dumps(element(ref))
+    return ref if crm == "followupboss" else f'{{"id": "{ref}"}}'
+
+
 def wrap(crm: str, refs: str) -> bytes:
-    """A delivery in which the JSON text `refs` stands where the leads' ids stand."""
+    """A delivery in which the JSON text `refs` stands where the leads stand."""
+    if crm == "hubspot":
+        return refs.encode()
     if crm == "followupboss":
         return b'{"eventId": "e", "event": "peopleCreated", "resourceIds": %s}' % refs.encode()
     if crm == "bottlecrm":  # one lead each
@@ -40,15 +56,18 @@ def wrap(crm: str, refs: str) -> bytes:
 
 def one(crm: str, value: str, ref: str = "1") -> bytes:
     """A delivery of one lead with the JSON text `value` in a field that nobody asked for."""
-    lead = ref if crm == "followupboss" else f'{{"id": "{ref}"}}'
-    named = wrap(crm, f"[{lead}]").replace(b'"e"', b'"e%s"' % ref.encode())
-    return named[:-1] + b', "extra": %s}' % value.encode()
+    body = wrap(crm, f"[{named(crm, ref)}]").replace(b'"e"', b'"e%s"' % ref.encode())
+    ends = 2 if crm == "hubspot" else 1  # there the field is one of the lead's, in a list
+    return body[:-ends] + b', "extra": %s}' % value.encode() + body[len(body) - ends + 1 :]
 
 
 def twice(crm: str, ref: str) -> bytes:
     """A delivery with equal keys, of which the last names the lead."""
     if crm == "followupboss":
         body = b'{"eventId": "d", "event": "x", "event": "peopleCreated", "resourceIds": ["x"], "resourceIds": [%s]}'
+    elif crm == "hubspot":
+        body = json.dumps([element("%s", 2, subscriptionType="x", objectType="x")]).encode()
+        body = body.replace(b'"objectType": "x"', b'"subscriptionType": "contact.creation"')
     elif crm == "bottlecrm":
         body = b'{"event": "x", "id": "d", "event": "lead.created", "data": {"id": "x/y", "id": "%s"}}'
     else:
@@ -58,6 +77,16 @@ def twice(crm: str, ref: str) -> bytes:
 
 def extra(value: str) -> Callable[[str, str], bytes]:
     return lambda crm, ref: one(crm, value, ref)
+
+
+def deep(levels: int) -> Callable[[str, str], bytes]:
+    """A delivery of so many levels, of which one or two are its own."""
+
+    def made(crm: str, ref: str) -> bytes:
+        own = levels - (2 if crm == "hubspot" else 1)
+        return one(crm, "[" * own + "]" * own, ref)
+
+    return made
 
 
 def spoiled(*new: bytes) -> Callable[[str, str], bytes]:
@@ -70,7 +99,6 @@ def parked(reason: str) -> tuple[int, str]:
 
 
 TAKEN, TOO_LARGE = (200, "done: assigned"), (413, "")
-DEEP = DELIVERY.max_depth - 1  # the delivery itself is one level
 
 # What breaks readers and databases: the body, made for a CRM and a lead; what is answered and what becomes of it.
 POISON: Mapping[str, tuple[Callable[[str, str], bytes], tuple[int, str]]] = {
@@ -88,8 +116,8 @@ POISON: Mapping[str, tuple[Callable[[str, str], bytes], tuple[int, str]]] = {
     "a number of 100 digits": (extra("7" * 100), TAKEN),
     "a number of 5,000 digits": (extra("7" * 5000), parked("long_number")),
     "a number of 5,000 places": (extra("0." + "7" * 5000), parked("long_number")),
-    "as deep as may be": (extra("[" * DEEP + "]" * DEEP), TAKEN),
-    "one deeper": (extra("[" * (DEEP + 1) + "]" * (DEEP + 1)), parked("too_deep")),
+    "as deep as may be": (deep(DELIVERY.max_depth), TAKEN),
+    "one deeper": (deep(DELIVERY.max_depth + 1), parked("too_deep")),
     "brackets inside a text": (extra('"' + "[" * 5000 + '"'), TAKEN),
     "depth 1,000": (extra("[" * 1000 + "]" * 1000), parked("too_deep")),
     "depth 20,000": (extra('{"a":' * 20_000 + "1" + "}" * 20_000), parked("too_deep")),
@@ -162,7 +190,7 @@ def test_each_poison_is_taken_parked_or_refused_as_it_should_be_and_harms_no_oth
 
 def test_of_a_hundred_with_a_bad_one_ninety_nine_are_assigned_however_often_they_come(batching: Rig) -> None:
     refs = [str(number) for number in batching.sandbox.create_leads(99)]
-    told = refs if batching.crm == "followupboss" else [f'{{"id": "{ref}"}}' for ref in refs]
+    told = [named(batching.crm, ref) for ref in refs]
     body = wrap(batching.crm, "[" + ", ".join([*told[:50], "null", *told[50:]]) + "]")
     assert [batching.post(body).status for _ in range(3)] == [200, 200, 200]
     until(lambda: all(batching.owners(refs)), what="an owner for ninety-nine")
@@ -178,12 +206,16 @@ BAD_ELEMENTS = {
     "generic": ["null", "17", "[]", "{}", '{"id": null}', '{"id": ""}', '{"id": "a/b"}', '{"id": ".."}', '{"id": -1}']
     + [f'{{"id": "9", {field}}}' for field in ('"price": "much"', '"owner": []', '"tags": "red"', '"custom": 5')]
     + ['{"id": "9", "created_at": "yesterday"}', '{"id": "9", "custom": {"a": {"b": 1}}}'],
+    "hubspot": ["null", "17", "[]", "{}", '"5"']
+    + [json.dumps(element(ref)) for ref in ("", "twelve", "../1", "-3", "0", "1.5", "1\u00b2")]
+    + [json.dumps(element("9") | {key: None}) for key in ("portalId", "eventId", "occurredAt", "subscriptionType")]
+    + [json.dumps(element("9") | {key: what}) for key in ("objectId", "portalId") for what in ([5], {"id": 5}, True)],
 }
 
 
 def test_a_bad_element_of_a_batch_parks_alone_however_often_it_comes(batching: Rig) -> None:
     first, last = batching.create(), batching.create()
-    good = [ref if batching.crm == "followupboss" else f'{{"id": "{ref}"}}' for ref in (first, last)]
+    good = [named(batching.crm, ref) for ref in (first, last)]
     bad = BAD_ELEMENTS[batching.crm]
     body = wrap(batching.crm, f"[{good[0]}, {', '.join(bad)}, {good[1]}]")
     assert [batching.post(body).status for _ in range(3)] == [200, 200, 200]
@@ -239,7 +271,9 @@ rules:
 
 def test_an_unknown_topic_is_ignored(quiet: Rig) -> None:
     for topic in ("weather.changed", "", "x" * 500, "\\u0000", "lead"):
-        body = wrap(quiet.crm, "[1]").replace(b"peopleCreated", b"#").replace(b"lead.created", b"#")
+        body = wrap(quiet.crm, f"[{named(quiet.crm, '1')}]")
+        for known in (b"peopleCreated", b"lead.created", b"contact.creation"):
+            body = body.replace(known, b"#")
         assert quiet.post(body.replace(b"#", topic.encode()), event=topic or "none").status == 200
     assert {e.state for e in quiet.events()} <= {"ignored", "parked"}
     assert quiet.position() == 0
@@ -255,7 +289,8 @@ _JSON = st.recursive(
 )
 _WORDS = st.sampled_from(
     ["event", "eventId", "resourceIds", "type", "data", "leads", "id", "peopleCreated", "lead.created", "owner",
-     "custom", "tags", "emails", "phones", "price", "created_at", "address", "timestamp", "eventCreated", "1", "12"]
+     "custom", "tags", "emails", "phones", "price", "created_at", "address", "timestamp", "eventCreated", "1", "12",
+     "portalId", "objectId", "occurredAt", "subscriptionType", "contact.creation", "contact.merge", "mergedObjectIds"]
 )  # fmt: skip
 # Bodies near to what a CRM sends: its own words as keys and values, anything between them.
 _NEAR = st.dictionaries(_WORDS | st.text(max_size=5), st.deferred(lambda: _INNER), max_size=6)
@@ -271,6 +306,7 @@ _BODIES = st.one_of(
 _VALUES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0xFF, exclude_characters="\x7f\x80\x85\xa0"))
 _NAMES = st.sampled_from(
     ["FUB-Signature", "webhook-id", "webhook-timestamp", "webhook-signature", "X-BottleCRM-Signature",
+     "X-HubSpot-Signature-v3", "X-HubSpot-Request-Timestamp",
      "Content-Type", "User-Agent", "Accept",
      "Content-Encoding", "X-Forwarded-For", "X-Forwarded-Proto", "Cookie", "Authorization", "Referer", "X-Request-Id"]
 )  # fmt: skip
@@ -289,6 +325,8 @@ def genuine(crm: str, lead: dict[str, Any], event: str) -> bytes:
         body: Any = {"event": "peopleCreated", "eventId": event, "resourceIds": list(lead.values())}
     elif crm == "bottlecrm":
         body = json.loads(bottlecrm.event_body("lead.created", event, {"id": event} | lead))
+    elif crm == "hubspot":
+        body = [element(str(zlib.crc32(event.encode()))) | lead]
     else:
         body = {"type": "lead.created", "data": {"leads": [{"id": event} | lead]}}
     return json.dumps(body).encode()

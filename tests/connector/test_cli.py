@@ -170,7 +170,9 @@ def test_the_schema_comes_by_migrate_alone_as_far_as_asked(empty: Cli) -> None:
     assert modes["rotation"] == ("on", True)
     assert modes["skips"] == ("off", False)
     assert "revision 0006_skips_more is not applied" in empty("flags", "acme", "skips", "on", code=1).stderr
-    assert "0003_rotation; `turnlock migrate` brings weights, skips, capacity" in empty("check", code=1).stdout
+    assert (
+        "0003_rotation; `turnlock migrate` brings weights, skips, households, capacity" in empty("check", code=1).stdout
+    )
     assert empty("agents", "list", "acme").stdout.startswith("No agent yet")
     assert "no agent 'ana'" in empty("pause", "acme", "ana", code=1).stderr
 

@@ -74,7 +74,7 @@ WRONG: list[tuple[Callable[[Manifest], object], str]] = [
     (lambda m: m.update(summary="Something else"), "summary: is 'Something else'"),
     (lambda m: m.update(entry_points={"turnlock": "other:main"}), "entry_points: is "),
     (lambda m: m["flags"].reverse(), "flags: are capacity, households, skips, weights, rotation, rules"),
-    (lambda m: m["flags"].pop(), "flags: are write_back, rules, rotation, weights, skips; list write_back"),
+    (lambda m: m["flags"].pop(), "flags: are write_back, rules, rotation, weights, skips, households; list write_back"),
     (lambda m: m["flags"][2].update(migration="0003_rotaton"), 'did you mean "0003_rotation"?'),
     (
         lambda m: m["flags"][1].update(migration="0006_skips_more"),
