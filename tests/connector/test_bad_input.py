@@ -28,6 +28,12 @@ def wrap(crm: str, refs: str) -> bytes:
     return b'{"type": "lead.created", "data": {"leads": %s}}' % refs.encode()
 
 
+def contact(ref: str, text: str = '"objectId": %s') -> str:
+    """An element of a delivery of HubSpot; `text` is where its lead stands."""
+    told = '"portalId": 1, "eventId": 2, "occurredAt": 3, "subscriptionType": "contact.creation"'
+    return f"{{{told}, {text % ref}}}"
+
+
 def one(crm: str, value: str) -> bytes:
     """A delivery of one lead with the JSON text `value` in a field that nobody asked for."""
     lead = "1" if crm == "followupboss" else '{"id": "1"}'
@@ -109,6 +115,8 @@ BAD_ELEMENTS = {
     "generic": ["null", "17", "[]", "{}", '{"id": null}', '{"id": ""}', '{"id": "a/b"}', '{"id": ".."}', '{"id": -1}']
     + [f'{{"id": "9", {field}}}' for field in ('"price": "much"', '"owner": []', '"tags": "red"', '"custom": 5')]
     + ['{"id": "9", "created_at": "yesterday"}', '{"id": "9", "custom": {"a": {"b": 1}}}'],
+    "hubspot": ["null", "17", "[]", "{}", '"contact.creation"']
+    + [contact(ref) for ref in ("null", "-3", "0", "1.5", '"1\\u00b2"', '"../1"', '""', "true", "[5]", '{"id": 5}')],
 }
 
 
@@ -116,7 +124,10 @@ def test_a_bad_element_of_a_batch_parks_alone_however_often_it_comes(batching: R
     first, last = batching.create(), batching.create()
     good = [ref if batching.crm == "followupboss" else f'{{"id": "{ref}"}}' for ref in (first, last)]
     bad = BAD_ELEMENTS[batching.crm]
-    body = wrap(batching.crm, f"[{good[0]}, {', '.join(bad)}, {good[1]}]")
+    if batching.crm == "hubspot":
+        body = f"[{contact(first)}, {', '.join(bad)}, {contact(last)}]".encode()
+    else:
+        body = wrap(batching.crm, f"[{good[0]}, {', '.join(bad)}, {good[1]}]")
     assert [batching.post(body).status for _ in range(3)] == [200, 200, 200]
     assert [batching.wait_owner(first), batching.wait_owner(last)] == [ANA, BEN]
     batching.settle_owners()
@@ -174,6 +185,8 @@ def test_of_equal_keys_the_last_counts_everywhere(quiet: Rig) -> None:
         body = b'{"event": "x", "eventId": "e", "event": "peopleCreated", "resourceIds": [%s], "resourceIds": [%s]}'
     elif quiet.crm == "bottlecrm":
         body = b'{"event": "x", "id": "e", "event": "lead.created", "data": {"id": "%s", "id": "%s"}}'
+    elif quiet.crm == "hubspot":
+        body = b"[" + contact("", '"objectId": #, "objectId": #%s').replace("#", "%s").encode() + b"]"
     else:
         body = b'{"type": "x", "type": "lead.created", "data": {"id": "%s", "id": "%s"}}'
     assert quiet.post(body % (first.encode(), last.encode())).status == 200
