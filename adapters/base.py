@@ -19,9 +19,14 @@ from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
     from adapters.client import Client
+    from adapters.oauth import OAuth
     from adapters.outcome import Outcome
 
 _SLUG = re.compile(r"[a-z0-9_]{1,60}")
+
+#: A header of :class:`WebhookRequest` that no sender can set: what stood after the token in the address of the hook
+#: (``/hooks/<token>/<topic>``). For CRMs whose deliveries do not say what they tell of: each topic has an address.
+HOOK_TOPIC = ":topic"
 
 
 class _Declared(Exception):
@@ -60,11 +65,17 @@ class Capability(StrEnum):
     COLLABORATORS = "collaborators"
     AGENT_PAUSE = "agent_pause"
     SWEEP = "sweep"
+    TEST_LEAD = "test_lead"  # a lead can be made and removed by the API, to try the whole way
+    TEAMS = "teams"  # agents stand in named teams or groups, which make good first queues
+    APP_HOOKS = "app_hooks"  # an app has one hook for the accounts of all who installed it
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookRequest:
-    """One HTTP request of a CRM as received. ``headers`` has lower-case names; ``body`` is the raw bytes."""
+    """One HTTP request of a CRM as received. ``headers`` has lower-case names; ``body`` is the raw bytes.
+
+    Where the address held a topic, ``headers`` has it as :data:`HOOK_TOPIC`.
+    """
 
     method: str
     url: str
@@ -89,7 +100,8 @@ class Event:
 
     ``key`` names the event for ever when ``key_is_final`` (the vendor's own event id); otherwise it only joins it
     with an equal event that no worker has claimed yet. ``lead`` is set when the payload holds the whole lead.
-    ``problem`` is a reason slug, for ``UNREADABLE`` only.
+    ``problem`` is a reason slug, for ``UNREADABLE`` only. ``account`` is the vendor's id of the account that the event
+    is about, where a delivery tells it: by that an app's one hook is split among its tenants.
     """
 
     kind: EventKind
@@ -99,6 +111,7 @@ class Event:
     lead: Lead | None = None
     occurred_at: datetime | None = None
     problem: str | None = None
+    account: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +128,15 @@ class OwnerWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class Team:
+    """A team or group of agents in the CRM, as a template for a queue."""
+
+    ref: str
+    name: str
+    agent_refs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Hook:
     """A webhook subscription at the CRM, as its API shows it."""
 
@@ -126,10 +148,15 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """What :meth:`Adapter.subscribe` left behind: hooks that stand now and what a human must still do."""
+    """What :meth:`Adapter.subscribe` left behind: hooks that stand now and what a human must still do.
+
+    ``secret`` is what signs the deliveries of these hooks, where the CRM or the adapter made it up and no admin can
+    know it: the caller keeps it under the adapter's ``hook_secret``.
+    """
 
     hooks: tuple[Hook, ...] = ()
     by_hand: tuple[str, ...] = ()
+    secret: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +183,15 @@ class Adapter(ABC):
     name: ClassVar[str]
     capabilities: ClassVar[frozenset[Capability]]
     default_base_url: ClassVar[str | None]
-    hook_secret: ClassVar[str]  # the manifest's name of the secret that signs deliveries
+    hook_secret: ClassVar[str | None]  # the manifest's name of the secret that signs deliveries; None: nothing does
     topics: ClassVar[Mapping[str, EventKind]]  # what is subscribed to; `parse` may know more
     missing_is_final_after: ClassVar[float] = 0.0  # seconds for which a 404 may mean "not readable yet"
+    # Seconds from a delivery to the first reading of its leads, for a CRM that tells of what it has not stored yet. An
+    # event that is younger than the lead as read (`occurred_at`, to the second) is then read again until it is not, or
+    # until `missing_is_final_after`: a change that was taken back is never stored.
+    settle: ClassVar[float] = 0.0
     max_batch: ClassVar[int] = 1  # leads per read call
+    oauth: ClassVar[OAuth | None] = None  # how an account grants access to an app of this CRM
     note_pace: ClassVar[float] = 0.0  # seconds between two notes, so that a CRM's limit on notes is never met
     # Attributes of Lead that only a reading shows: where the rules look at one, a payload is not enough to decide on.
     not_in_payload: ClassVar[frozenset[str]] = frozenset()
@@ -169,7 +201,9 @@ class Adapter(ABC):
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         """Raise :class:`Rejected` unless one of `secrets` proves `request`. No secret proves nothing.
 
-        Secrets are the bytes of the text that was configured, with any prefix it has.
+        Secrets are the bytes of the text that was configured, with any prefix it has. Without
+        :attr:`Capability.SIGNED_WEBHOOKS` only the token in the hook's address guards it: everything passes, and no
+        event may hold a lead, so that a delivery is never more than a reason to read.
         """
 
     @abstractmethod
@@ -185,6 +219,14 @@ class Adapter(ABC):
         """What an answer other than 2xx means where this CRM's `status` alone misleads; None: what it says.
 
         `data` is the parsed body, None where it is no JSON. Called by the client for every such answer.
+        """
+        return None
+
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        """Seconds to wait where an answer other than 2xx says "not now" in a way of its CRM's own; None: it does not.
+
+        Looked at before :meth:`refine`, which then is not asked; a ``Retry-After`` says better how long. `headers` are
+        looked up in any case, `data` is the parsed body or None.
         """
         return None
 
@@ -216,9 +258,21 @@ class Adapter(ABC):
         """Put a note on the lead. Not idempotent: callers look with :meth:`find_note` before a repeat."""
         raise NotImplementedError(f"{self.name} lacks {Capability.NOTES}")
 
+    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+        """Make a lead that nobody has, to try the whole way with; its ref."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.TEST_LEAD}")
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """Remove such a lead again. One that is gone already is no error."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.TEST_LEAD}")
+
     @abstractmethod
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Every agent, deactivated ones included, each once."""
+
+    def list_teams(self, client: Client) -> Iterator[Team]:
+        """Every team or group with its active agents, each once."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.TEAMS}")
 
     @abstractmethod
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:

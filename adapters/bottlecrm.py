@@ -16,7 +16,6 @@ import hmac
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -36,7 +35,7 @@ from adapters.base import (
 )
 from adapters.outcome import Outcome
 from adapters.payload import Fields
-from adapters.upkeep import agents, clock, http_date, pages, probe, unless_gone
+from adapters.upkeep import agents, clock, each_once, fresh_refs, http_date, leads_one_by_one, pages, probe
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
@@ -131,16 +130,9 @@ class BottleCrm(Adapter):
 
     def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:
         """``GET /api/leads/{id}/``, one by one: there is no reading of several."""
-        found: dict[str, Lead] = {}
-        for ref in dict.fromkeys(refs):
-            answer = unless_gone(partial(client.get, f"/api/leads/{payload.ref(ref)}/"))
-            if answer is None:
-                continue
-            with answer.reading():
-                lead = _lead(Fields(answer.data, strict=False).object("lead_obj"))
-            if lead.ref == ref:
-                found[ref] = lead
-        return found
+        return leads_one_by_one(
+            refs, lambda ref: client.get(f"/api/leads/{ref}/"), lambda data: _lead(data.object("lead_obj"))
+        )
 
     def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
         """``PATCH /api/leads/{id}/`` with the whole list: the agent in the owner's place, other holders kept."""
@@ -150,12 +142,7 @@ class BottleCrm(Adapter):
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """``GET /api/users/``, for admins only: active and inactive profiles, paged side by side."""
-        seen: set[str] = set()
-        for page in _listing(client, "/api/users/", {}, ("active_users", "inactive_users"), _agent):
-            for agent in page:
-                if agent.ref not in seen:
-                    seen.add(agent.ref)
-                    yield agent
+        return each_once(_listing(client, "/api/users/", {}, ("active_users", "inactive_users"), _agent))
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """Out of the list: a profile has no address of its own."""
@@ -166,12 +153,10 @@ class BottleCrm(Adapter):
     ) -> Iterator[Sequence[str]]:
         """All open leads since the day before, filtered here: the server has no filter for "nobody"."""
         query = {"open": "true", "created_at__gte": (since.astimezone(UTC) - _DAY).strftime("%Y-%m-%d")}
-        seen: set[str] = set()
-        for leads in _listing(client, "/api/leads/", query, ("open_leads",), _lead):
-            free = [x.ref for x in leads if (x.created_at or since) >= since and definition.covers(x)]
-            if fresh := [ref for ref in free if ref not in seen]:
-                seen.update(fresh)
-                yield fresh
+        return fresh_refs(
+            [x.ref for x in leads if (x.created_at or since) >= since and definition.covers(x)]
+            for leads in _listing(client, "/api/leads/", query, ("open_leads",), _lead)
+        )
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """By hand: tokens are refused at ``/api/webhooks/`` whatever their scopes."""

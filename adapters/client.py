@@ -58,6 +58,10 @@ class Answer:
             outcome = verdict(fault, write=write).outcome
             raise CrmError(outcome, status=self.status, fault=fault, call=self.call) from None
 
+    def failed(self, outcome: Outcome, *, text: str | None = None) -> CrmError:
+        """The error that this answer is, where a CRM tells of one in the body of a success."""
+        return CrmError(outcome, status=self.status, call=self.call, text=text, data=self.data)
+
 
 def parse_retry_after(value: str | None, now: datetime) -> float | None:
     """Seconds from a ``Retry-After`` in seconds or as an HTTP date, clamped to 0..3600; None when unreadable.
@@ -81,17 +85,18 @@ class Client:
     """Calls to one account of one CRM.
 
     Not safe for threads: one Client per thread, because a :class:`requests.Session` is not either. Close it, or use
-    it as a context manager. `credentials` and :meth:`now` are there for the adapter.
+    it as a context manager. `credentials`, `learnt` and :meth:`now` are there for the adapter.
 
     Args:
         base_url: where paths start; https on port 443 unless `allow_private_hosts`.
         headers: sent with every request, from :meth:`adapters.base.Adapter.headers`.
-        now: the wall clock, aware UTC; time-outs use the monotonic clock of the process.
+        now: the time, aware, by a clock that is right; time-outs use the monotonic clock of the process.
         allow_private_hosts: also speak to private and loopback addresses, and over http.
         connect_timeout: seconds for a connection; `read_timeout`: seconds of silence; `deadline`: seconds for the
             whole call with its body. The name look-up is bounded by the system's resolver only.
         max_answer: bytes of a decoded body.
         refine: another outcome for an answer other than 2xx, from :meth:`adapters.base.Adapter.refine`.
+        asks_to_wait: seconds to wait where an answer says "not now", from :meth:`adapters.base.Adapter.asks_to_wait`.
 
     Raises:
         ValueError: a base address or header that can never be sent; the text names the fix, never a header's value.
@@ -110,13 +115,16 @@ class Client:
         deadline: float = 10.0,
         max_answer: int = 1 << 20,
         refine: Callable[[int, Any], Outcome | None] = lambda status, data: None,
+        asks_to_wait: Callable[[int, Mapping[str, str], Any], float | None] = lambda status, headers, data: None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.credentials = credentials
         self.now = now
+        # What an adapter has learnt of this account and would else ask before each call; gone with the client.
+        self.learnt: dict[str, Any] = {}
         self._origin = _origin(_checked_base(base_url, allow_private_hosts))
         self._allow_private = allow_private_hosts
-        self._refine = refine
+        self._refine, self._asks_to_wait = refine, asks_to_wait
         self._times = (connect_timeout, read_timeout, deadline)
         self._limits = Limits(max_answer, ANSWER.max_depth, ANSWER.max_elements, ANSWER.max_keys)
         session = self._session = _Session()
@@ -246,8 +254,12 @@ class Client:
             except Unreadable:
                 fault = Fault.UNREADABLE
         if status is not None and (outcome := verdict(status, write=write).outcome) is not Outcome.OK:
-            wait = parse_retry_after(answered.get("Retry-After"), self.now())
-            outcome = self._refine(status, data_read) or outcome
+            # A date is meant by the CRM's own clock, which it tells beside it.
+            wait = parse_retry_after(answered.get("Retry-After"), http_date(answered.get("Date")) or self.now())
+            if (asked := self._asks_to_wait(status, answered, data_read)) is not None:
+                outcome, wait = Outcome.WAIT, asked if wait is None else wait
+            else:
+                outcome = self._refine(status, data_read) or outcome
             raise CrmError(outcome, status=status, retry_after=wait, call=call, data=data_read)
         if fault is not None:
             kind = PrivateHost if fault is Fault.PRIVATE_HOST else CrmError

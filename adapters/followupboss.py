@@ -39,7 +39,18 @@ from adapters.base import (
 )
 from adapters.outcome import CrmError, Fault
 from adapters.payload import Fields
-from adapters.upkeep import MAX_PAGES, agents, clock, hooks_alive, http_date, pages, probe, reconcile, unless_gone
+from adapters.upkeep import (
+    MAX_PAGES,
+    agents,
+    clock,
+    each_once,
+    hooks_alive,
+    http_date,
+    pages,
+    probe,
+    reconcile,
+    unless_gone,
+)
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
@@ -181,12 +192,7 @@ class FollowUpBoss(Adapter):
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """All users, deleted ones included."""
-        seen: set[str] = set()
-        for page in _pages(client, "/users", {"includeDeleted": "true"}, _agent):
-            for agent in page:
-                if agent.ref not in seen:
-                    seen.add(agent.ref)
-                    yield agent
+        return each_once(_pages(client, "/users", {"includeDeleted": "true"}, _agent))
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """``GET /users/:id``."""

@@ -53,7 +53,7 @@ from adapters.base import (
 )
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
-from adapters.upkeep import agents, clock, hooks_alive, http_date, ours, pages, probe, unless_gone
+from adapters.upkeep import agents, clock, each_once, hooks_alive, http_date, ours, pages, probe, unless_gone
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class Generic(Adapter):
     """See the module's text."""
 
     name = "generic"
-    capabilities = frozenset(Capability)  # the face is defined here, so nothing is out of its reach
+    # The face is defined here, so nothing is out of its reach that a server of one account can have.
+    capabilities = frozenset(Capability) - {Capability.APP_HOOKS, Capability.TEAMS, Capability.TEST_LEAD}
     default_base_url = None
     hook_secret = "webhook_secret"  # noqa: S105 - the name of a secret
     topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType(
@@ -175,12 +176,7 @@ class Generic(Adapter):
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """``GET /agents`` to its end."""
-        seen: set[str] = set()
-        for page in _pages(client, "/agents", {}, "agents", _agent):
-            for agent in page:
-                if agent.ref not in seen:
-                    seen.add(agent.ref)
-                    yield agent
+        return each_once(_pages(client, "/agents", {}, "agents", _agent))
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """``GET /agents/{id}``."""

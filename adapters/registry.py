@@ -7,10 +7,17 @@ from types import MappingProxyType
 
 from adapters.base import Adapter
 from adapters.bottlecrm import BottleCrm
+from adapters.espocrm import EspoCrm
 from adapters.followupboss import FollowUpBoss
+from adapters.frappe import Frappe
 from adapters.generic import Generic
+from adapters.hubspot import HubSpot
+from adapters.odoo import Odoo
+from adapters.twenty import Twenty
 
-_ADAPTERS: Mapping[str, Adapter] = MappingProxyType({a.name: a for a in (BottleCrm(), FollowUpBoss(), Generic())})
+_ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
+    {a.name: a for a in (BottleCrm(), EspoCrm(), FollowUpBoss(), Frappe(), Generic(), HubSpot(), Odoo(), Twenty())}
+)
 
 
 class UnknownAdapter(LookupError):

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters.base import Finding, Hook, Subscribed, Unreadable
 from adapters.outcome import CrmError, Outcome
-from adapters.payload import Fields
+from adapters.payload import Fields, ref
+from routing.model import AgentSeen, Lead
 
 if TYPE_CHECKING:
     from adapters.client import Answer
 
 T = TypeVar("T")
-Next = tuple[str, Mapping[str, str]]  # path and query of one page
+Next = tuple[str, Mapping[str, Any]]  # path and query of one page
 
 MAX_PAGES = 1000
 MAX_SKEW = 60.0  # seconds between the CRM's clock and ours before a check complains
@@ -31,7 +33,7 @@ def http_date(value: str | None) -> datetime | None:
 
 
 def pages(
-    get: Callable[[str, Mapping[str, str]], Answer],
+    get: Callable[[str, Mapping[str, Any]], Answer],
     first: Next,
     read: Callable[[Fields], tuple[list[T], Next | None]],
     most: int = MAX_PAGES,
@@ -63,6 +65,41 @@ def unless_gone(call: Callable[[], Answer]) -> Answer | None:
         if error.outcome is not Outcome.GONE:
             raise
         return None
+
+
+def leads_one_by_one(
+    refs: Iterable[str], get: Callable[[str], Answer], make: Callable[[Fields], Lead]
+) -> dict[str, Lead]:
+    """The leads of a CRM that has no reading of several, by ref; those that are gone are left out."""
+    found: dict[str, Lead] = {}
+    for wanted in dict.fromkeys(refs):
+        answer = unless_gone(partial(get, ref(wanted)))
+        if answer is None:
+            continue
+        with answer.reading():
+            lead = make(Fields(answer.data, strict=False))
+        if lead.ref == wanted:
+            found[wanted] = lead
+    return found
+
+
+def each_once(agents: Iterable[Iterable[AgentSeen]]) -> Iterator[AgentSeen]:
+    """The agents of the pages of a list, each once though a list may move while it is read."""
+    seen: set[str] = set()
+    for page in agents:
+        for agent in page:
+            if agent.ref not in seen:
+                seen.add(agent.ref)
+                yield agent
+
+
+def fresh_refs(refs: Iterable[Iterable[str]]) -> Iterator[list[str]]:
+    """The pages of a sweep without what an earlier one had, and without empty ones."""
+    seen: set[str] = set()
+    for page in refs:
+        if found := [one for one in dict.fromkeys(page) if one not in seen]:
+            seen.update(found)
+            yield found
 
 
 def ours(hooks: Iterable[Hook], url: str) -> list[Hook]:
@@ -123,7 +160,7 @@ def clock(theirs: datetime | None, here: datetime) -> Finding:
     if theirs is None:
         return Finding("clock", True, "the CRM does not tell its time")
     skew = abs((theirs - here).total_seconds())
-    fix = "" if skew <= MAX_SKEW else "synchronise this computer's clock (NTP)"
+    fix = "" if skew <= MAX_SKEW else "synchronise the clock of the computer that the database runs on (NTP)"
     return Finding("clock", not fix, f"{skew:.0f} s apart from the CRM's", fix)
 
 

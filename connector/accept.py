@@ -9,17 +9,18 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 from flask import Blueprint, Response, current_app, request
 from sqlalchemy.exc import SQLAlchemyError
 
-from adapters.base import Adapter, Event, EventKind, Rejected, Unreadable, WebhookRequest
+from adapters.base import HOOK_TOPIC, Adapter, Event, EventKind, Rejected, Unreadable, WebhookRequest
 from connector import log
 from connector.alarms import open_alarm
 from connector.database import is_contention, is_outage, new_id, unit
+from connector.packed import pack
 from connector.runtime import Runtime, Tenant
 from connector.storing import STORE, Delivery, values
 from connector.tables import hooks
@@ -29,7 +30,7 @@ from routing.tables import tenants
 
 #: Larger than any CRM's delivery by far; read under this limit before anything is parsed.
 MAX_BODY = 1024 * 1024
-_KEPT_HEADERS = ("content-type", "user-agent", "webhook-id", "webhook-timestamp")
+_KEPT_HEADERS = ("content-type", "user-agent", "webhook-id", "webhook-timestamp", HOOK_TOPIC)
 
 blueprint = Blueprint("hooks", __name__)
 _log = log.get("accept")
@@ -89,20 +90,22 @@ def _hook(runtime: Runtime, token: str, *, fresh: bool = False) -> _Hook | None:
         ).one_or_none()
         if row is None:
             return None
+        runtime.database_clock.read(conn, fresh=fresh)
         tenant = Tenant(*row[2:])
-        secrets = [s.encode() for s in runtime.secrets(conn, tenant).get(tenant.adapter.hook_secret, [])]
+        secrets = [s.encode() for s in runtime.secrets(conn, tenant).get(tenant.adapter.hook_secret or "", [])]
     found = _Hook(row.hook_id, row.flag_version, tenant, tenant.adapter, secrets, began)
     runtime.hooks[key] = found
     return found
 
 
 @blueprint.post("/hooks/<token>")
-def receive(token: str) -> Response:
-    """One delivery of a CRM."""
+@blueprint.post("/hooks/<token>/<topic>")
+def receive(token: str, topic: str | None = None) -> Response:
+    """One delivery of a CRM. Where its body does not say what it tells of, the address has a `topic`."""
     runtime: Runtime = current_app.extensions["turnlock"]
     try:
         body = _raw_body()
-        return _receive(runtime, token, body)
+        return _receive(runtime, token, topic, body)
     except TooLarge:
         return _plain(413, f"The body is over {MAX_BODY} bytes.")
     except (SQLAlchemyError, OSError) as error:
@@ -117,26 +120,28 @@ def _plain(status: int, text: str, headers: dict[str, str] | None = None) -> Res
     return Response(text, status=status, content_type="text/plain", headers=headers)
 
 
-def _receive(runtime: Runtime, token: str, body: bytes) -> Response:
+def _receive(runtime: Runtime, token: str, topic: str | None, body: bytes) -> Response:
     hook = _hook(runtime, token)
     if hook is None:
         return _plain(404, "No such hook.")
     if hook.tenant.status == "removed":
         return _plain(200, "Ignored: Turnlock is no longer installed for this account.")
+    sent = {name.lower(): value for name, value in request.headers.items()}
+    sent.pop(HOOK_TOPIC, None)
     delivery = WebhookRequest(
         method=request.method,
         url=f"{runtime.settings.public_url}/hooks/{token}",
-        headers={name.lower(): value for name, value in request.headers.items()},
+        headers=sent | {HOOK_TOPIC: topic} if topic else sent,
         body=body,
     )
     try:
         try:
-            hook.adapter.verify(delivery, hook.secrets, datetime.now(UTC))
+            hook.adapter.verify(delivery, hook.secrets, runtime.database_clock.now())
         except Rejected:
-            hook = _hook(runtime, token, fresh=True)  # the secret may be a new one
+            hook = _hook(runtime, token, fresh=True)  # the secret may be a new one, and this computer may have slept
             if hook is None:
                 return _plain(404, "No such hook.")
-            hook.adapter.verify(delivery, hook.secrets, datetime.now(UTC))
+            hook.adapter.verify(delivery, hook.secrets, runtime.database_clock.now())
     except Rejected as rejected:
         _log.warning("rejected", tenant=hook.tenant.name if hook else None, reason=rejected.reason)
         return _plain(401, f"Not accepted: {rejected.reason}.")
@@ -183,7 +188,14 @@ def store_delivery(
     delivery_id = new_id()
     rows = []
     for key, (number, event) in first.items():
-        state = _STATES.get(event.kind, "waiting")
+        state, reason = _STATES.get(event.kind, "waiting"), event.problem
+        payload: Any = lead_to_json(event.lead) if event.lead else None
+        if tenant.is_app:
+            # All that is about an account waits to be copied there, also what then parks there. The rest is nobody's.
+            payload = pack(event) if event.account else None
+            if event.kind is not EventKind.UNKNOWN:
+                state = "waiting" if event.account else "parked"
+                reason = reason or (None if event.account else "no_account")
         rows.append(
             {
                 "key": key,
@@ -193,11 +205,12 @@ def store_delivery(
                 "ordinal": number,
                 "kind": event.kind.value,
                 "ref": event.ref,
-                "payload": lead_to_json(event.lead) if event.lead and state == "waiting" else None,
+                "payload": payload if state == "waiting" else None,
                 "state": state,
-                "reason": event.problem,
+                "reason": reason,
                 "occurred_at": event.occurred_at.isoformat() if event.occurred_at else None,
                 "flag_version": flag_version,
+                "settle": tenant.adapter.settle if source == "webhook" and not tenant.is_app else 0.0,
             }
         )
     row = {

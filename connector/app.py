@@ -6,7 +6,7 @@ from flask import Flask, Response, current_app, jsonify, request
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import HTTPException
 
-from connector import accept, log, migrate
+from connector import accept, log, migrate, oauth_pages
 from connector.runtime import Runtime
 from routing.model import Flag
 
@@ -18,6 +18,7 @@ def create_app(runtime: Runtime) -> Flask:
     app = Flask("turnlock", static_folder=None)
     app.extensions["turnlock"] = runtime
     app.register_blueprint(accept.blueprint)
+    app.register_blueprint(oauth_pages.blueprint)
     app.add_url_rule("/healthz", view_func=healthz)
     app.add_url_rule("/readyz", view_func=readyz)
     app.register_error_handler(HTTPException, _http_error)

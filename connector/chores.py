@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, inbox, log, work
+from connector import breaker, inbox, log, oauth, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
@@ -47,15 +48,24 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of a chore: the cursor that its last run left."""
+    """One run of a chore: the cursor that its last run left, and when it began."""
 
     cursor: Any
+    began: datetime
 
 
 def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
-    """Claim and run one due chore of the tenant; whether there was one."""
+    """Claim and run one due chore of the tenant; whether there was one. Outages of the database raise."""
     lease = runtime.life.new_lease()
-    with unit(runtime.engine) as (conn, _):
+    try:
+        return _run_chore(runtime, tenant_id, lease)
+    except SQLAlchemyError as error:
+        runtime.abandoned.note(error, partial(work.release_chore, tenant_id=tenant_id, lease=lease))
+        raise
+
+
+def _run_chore(runtime: Runtime, tenant_id: UUID, lease: UUID) -> bool:
+    with unit(runtime.engine) as (conn, began):
         row = work.claim_chore(conn, tenant_id, lease, living=runtime.life.living())
         if row is None:
             return False
@@ -68,7 +78,7 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
     again, cursor, error = 86400.0, None, None
     try:
         if chore is not None:
-            again, cursor = chore(runtime, tenant, Call(row.cursor))
+            again, cursor = chore(runtime, tenant, Call(row.cursor, began))
     except CrmError as failed:
         error = f"{failed.outcome.value}_{failed.status or failed.fault or ''}"
         again = max(failed.retry_after or 0.0, 60.0)
@@ -79,6 +89,8 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
                 breaker.shut_breaker(conn, tenant_id, seconds=seconds, reason="crm_asked_to_wait")
             if failed.outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
                 open_alarm(conn, tenant_id, "crm_refuses_us", failed.outcome.value, failed.text)
+            if failed.outcome is Outcome.REAUTHORISE and row.kind != "tokens":
+                oauth.doubt(conn, tenant)
     except SQLAlchemyError as failed:
         if is_outage(failed):
             raise
@@ -102,8 +114,8 @@ def run_chore(runtime: Runtime, tenant_id: UUID) -> bool:
 
 
 def schedule(conn: sa.Connection, tenant_id: UUID) -> None:
-    """Make every chore of a tenant due now."""
-    for kind in CHORES:
+    """Make every chore of a tenant due now, but the renewal of a token: that begins with the token."""
+    for kind in CHORES.keys() - {"tokens"}:
         work.want(conn, tenant_id, kind)
 
 
@@ -139,8 +151,8 @@ def _identities(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, An
 
 def sync_agents(runtime: Runtime, tenant: Tenant) -> dict[str, int]:
     """Read all agents of the CRM and store what is new; counts of ``new``, ``changed``, ``same``, ``missing``."""
+    client = oauth.client(runtime, tenant)
     with runtime.engine.connect() as conn:
-        client = runtime.client(conn, tenant)
         began = conn.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
     seen = list(tenant.adapter.list_agents(client))
     with unit(runtime.engine) as (conn, _):
@@ -166,6 +178,14 @@ def _agents(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
     return 900.0, None
 
 
+# -- tokens -----------------------------------------------------------------------------------------------------
+
+
+def _tokens(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
+    """Renew the access token ahead of its end, so that no lead waits for that."""
+    return (oauth.renew(runtime, tenant) if tenant.by_oauth else 86400.0), None
+
+
 # -- sweep ------------------------------------------------------------------------------------------------------
 
 
@@ -174,8 +194,8 @@ def sweep(runtime: Runtime, tenant: Tenant, since: datetime, *, first: bool = Fa
 
     Finding any is an alarm, but for the `first` sweep of a tenant: no webhook told of leads from before.
     """
+    client = oauth.client(runtime, tenant)
     with runtime.engine.connect() as conn:
-        client = runtime.client(conn, tenant)
         definition = store.tenant_row(conn, tenant.tenant_id).unassigned
     seen: set[str] = set()
     found = 0
@@ -230,7 +250,7 @@ def _not_waiting_here(conn: sa.Connection, tenant_id: UUID, refs: list[str]) -> 
 
 
 def _sweep(runtime: Runtime, tenant: Tenant, call: Call) -> tuple[float, Any]:
-    began, cursor = datetime.now(UTC), call.cursor
+    began, cursor = call.began, call.cursor
     since = datetime.fromisoformat(cursor["began"]) - SWEEP_OVERLAP if cursor else began - SWEEP_FIRST
     sweep(runtime, tenant, since, first=not cursor)
     return 300.0, {"began": began.isoformat()}
@@ -278,6 +298,7 @@ def _retention(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
 
 Chore = Callable[[Runtime, Tenant, Call], tuple[float, Any]]
 CHORES: Mapping[str, Chore] = {
+    "tokens": _tokens,
     "agents": _agents,
     "sweep": _sweep,
     "held": _held,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -26,6 +27,7 @@ STATEMENT_TIMEOUT = "30s"
 # A client that stops in the middle of a transaction would keep its locks; the server ends it.
 IDLE_TIMEOUT = "15s"
 
+_NOW = sa.text("SELECT clock_timestamp()")
 _DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]
 _OPENING = sa.text(
     "SELECT clock_timestamp(), set_config('lock_timeout', :lock, true), "
@@ -45,11 +47,11 @@ def new_id() -> UUID:
     return uuid7()
 
 
-def make_engine(url: str, *, pooled: bool = False, pool_size: int = 10, pool_timeout: float = 1.0) -> sa.Engine:
+def make_engine(url: str, *, pooled: bool = False, pool_size: int = 10, pool_timeout: float = 0.8) -> sa.Engine:
     """An engine on `url`. `pooled` says that a pooler in transaction mode stands between: no prepared statements.
 
-    `pool_timeout` is short on purpose: a web request that finds no connection answers 503 within a second, and the
-    CRM repeats it, rather than hanging until the CRM gives up.
+    `pool_timeout` (seconds) is short on purpose: a web request that gets no connection answers 503 within a second,
+    and the CRM repeats it, rather than hanging until the CRM gives up.
     """
     connect_args: dict[str, object] = {"connect_timeout": 5, "application_name": "turnlock"}
     if pooled:
@@ -172,6 +174,35 @@ def unit(engine: sa.Engine, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[tup
         row = conn.execute(_OPENING, {"lock": lock_timeout, "statement": STATEMENT_TIMEOUT, "idle": IDLE_TIMEOUT}).one()
         yield conn, row[0]
         conn.commit()
+
+
+class DatabaseClock:
+    """The database's time for what is judged outside of its statements: signatures, dates that a CRM gives.
+
+    The clock of this computer may be minutes off, and then every genuine signature would look stale. So the time of the
+    last reading is counted on with the monotonic clock. Safe to share between threads.
+    """
+
+    # A monotonic clock stands still while a computer sleeps: what is counted on must be little.
+    _FRESH = 2.0
+
+    def __init__(self) -> None:
+        self._read: tuple[datetime, float] | None = None
+
+    def read(self, conn: sa.Connection, *, fresh: bool = False) -> datetime:
+        """Ask the database, unless that was done within two seconds and need not be `fresh`; its time."""
+        kept = self._read
+        if fresh or kept is None or time.monotonic() - kept[1] >= self._FRESH:
+            now: datetime = conn.execute(_NOW).scalar_one()
+            self._read = (now, time.monotonic())
+        return self.now()
+
+    def now(self) -> datetime:
+        """The database's time, aware. Raises :class:`LookupError` before the first reading."""
+        if self._read is None:
+            raise LookupError("the database's clock was never read")
+        at, then = self._read
+        return at + timedelta(seconds=time.monotonic() - then)
 
 
 def set_lock_timeout(conn: sa.Connection, value: str) -> None:

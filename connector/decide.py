@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -16,18 +17,26 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, inbox, log, settle, work
+from connector import breaker, inbox, log, oauth, settle, work
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
 from connector.database import at_rest, is_contention, is_outage, unit
 from connector.reading import Item, read_events
 from connector.runtime import Runtime, Tenant
+from connector.splitting import split
 from connector.units import BEHIND, LostLease, Planned, Unit
 from routing import saving, store
 from routing.decide import NeedQueues
 from routing.model import Reason, Role
 
 _log = log.get("decide")
+
+
+def _told_too_early(item: Item) -> bool:
+    """Whether the lead as read is older than its event. To the second, as CRMs cut the times that they show."""
+    told, read = item.event.occurred_at, item.lead.updated_at
+    return told is not None and read is not None and read < told.replace(microsecond=0)
+
 
 #: Hands writes that were born leased to the senders of this process.
 Send = Callable[[UUID, UUID, Sequence[saving.Ordered]], None]
@@ -49,12 +58,13 @@ class Decider:
         self._capacity = capacity
         #: Whether after the last run more may be due at once; what comes later wakes by itself.
         self.more = False
+        self._sent: set[UUID] = set()  # writes of the present lease that senders have in hand
 
     def run(self, tenant_id: UUID) -> int:
         """Claim due events of a tenant and see them through; how many there were. Outages of the database raise."""
         lease, living = self._runtime.life.new_lease(), self._runtime.life.living()
         self.more = False
-        with unit(self._runtime.engine) as (conn, _):
+        with self._given_back(tenant_id, lease), unit(self._runtime.engine) as (conn, _):
             rows = inbox.claim_events(conn, tenant_id, lease, living=living)
             if rows:
                 inbox.reopen_keys(conn, tenant_id, rows)
@@ -68,13 +78,37 @@ class Decider:
     def decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
         """See events through that are leased already. Outages of the database raise."""
         self.more = False
+        with self._given_back(tenant_id, lease):
+            self._decide(tenant_id, lease, rows)
+
+    @contextmanager
+    def _given_back(self, tenant_id: UUID, lease: UUID) -> Iterator[None]:
+        """What the lease still holds when the database is lost meanwhile is given back once it is there again."""
+        sent: set[UUID] = set()
+        self._sent = sent
+        try:
+            yield
+        except SQLAlchemyError as error:
+
+            def give_back(conn: sa.Connection) -> None:
+                inbox.release_events(conn, tenant_id, lease)
+                # A unit whose commit was not answered may have ordered writes that nobody was told of.
+                work.release_outbox(conn, tenant_id, lease, besides=sent)
+
+            self._runtime.abandoned.note(error, give_back)
+            raise
+
+    def _decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
         with at_rest(self._runtime.engine) as conn:
             tenant, wait = self._runtime.tenant_and_wait(conn, tenant_id)
         if wait > 0:
             self._return(tenant, lease, [row.event_id for row in rows], after=wait, reason="crm_paused")
             return
         try:
-            self._see_through(tenant, lease, rows)
+            if tenant.is_app:
+                split(self._runtime, tenant, lease, rows)
+            else:
+                self._see_through(tenant, lease, rows)
         except CrmError as error:
             self._crm_failed(tenant, lease, rows, error)
         except SQLAlchemyError as error:
@@ -85,20 +119,47 @@ class Decider:
             self._failed(tenant, lease, rows, error)
 
     def _see_through(self, tenant: Tenant, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
-        with at_rest(self._runtime.engine) as conn:
-            client = self._runtime.client(conn, tenant)
+        client = oauth.client(self._runtime, tenant)
         read = read_events(self._runtime, tenant, client, rows)
         for row, lead_id in read.missing:
             self._missing(tenant, lease, row, lead_id)
         for row, reason in read.refused:
             self._park(tenant, lease, [row.event_id], reason)
-        items = read.items
+        items = self._stored(tenant, lease, read.items)
         for _ in range(_RESTARTS):
             items = self._pass(tenant, lease, items)
             if not items:
-                return
+                break
         for item in items:
             self._group(tenant, lease, [item], None)
+        if read.later:
+            self.more = True
+            # Only now: another decider that takes them up must not overtake what came before them.
+            with unit(self._runtime.engine) as (conn, _):
+                later = [row.event_id for row in read.later]
+                inbox.return_events(conn, tenant.tenant_id, lease, later, after=timedelta(0), untouched=True)
+
+    def _stored(self, tenant: Tenant, lease: UUID, items: Sequence[Item]) -> Sequence[Item]:
+        """`items` without those that the CRM told of before it stored them: they are read again.
+
+        Such a CRM posts inside a transaction that is still open. Until it ends the lead is shown as it was, which
+        would make a cleared owner an echo; if it is taken back, the lead is never shown as it was told.
+        """
+        if not tenant.adapter.settle:
+            return items
+        early = {item.event.event_id for item in items if _told_too_early(item)}
+        if not early:
+            return items
+        with unit(self._runtime.engine) as (conn, now):
+            for item in items:
+                age = (now - item.event.received_at).total_seconds()
+                if item.event.event_id in early and age >= tenant.adapter.missing_is_final_after:
+                    early.remove(item.event.event_id)
+                elif item.event.event_id in early:
+                    after = timedelta(seconds=min(max(0.3, age / 2), 30.0))
+                    ids = [item.event.event_id]
+                    inbox.return_events(conn, tenant.tenant_id, lease, ids, after=after, reason="not_readable")
+        return [item for item in items if item.event.event_id not in early]
 
     def _pass(self, tenant: Tenant, lease: UUID, items: Sequence[Item]) -> list[Item]:
         """Sort `items` into units by their first queue and run them; gives those whose configuration moved."""
@@ -154,6 +215,7 @@ class Decider:
                 return
             else:
                 if ordered:
+                    self._sent.update(one.outbox_id for one in ordered)
                     self._send(tenant.tenant_id, lease, ordered)
                 if attempt.wants_drain:
                     self._runtime.wake()
@@ -206,6 +268,10 @@ class Decider:
                 return
             if lead_id is not None:
                 store.lock_leads(conn, tenant.tenant_id, [lead_id])
+                if row.kind != "inquiry" and store.newest_ref(conn, tenant.tenant_id, lead_id) != row.ref:
+                    # An id from before a merge: that the CRM does not show it says nothing about the lead.
+                    inbox.end_events(conn, tenant.tenant_id, lease, [row.event_id], reason="merged", lead_id=lead_id)
+                    return
                 if lead_id in work.has_open_write(conn, tenant.tenant_id, [lead_id]):
                     inbox.return_events(
                         conn,
@@ -246,6 +312,8 @@ class Decider:
                 after = 60.0
                 breaker.shut_breaker(conn, tenant.tenant_id, seconds=after, reason=error.outcome.value)
                 open_alarm(conn, tenant.tenant_id, "crm_refuses_us", error.outcome.value, error.text)
+                if error.outcome is Outcome.REAUTHORISE:
+                    oauth.doubt(conn, tenant)
             inbox.return_events(
                 conn, tenant.tenant_id, lease, ids, after=timedelta(seconds=after), reason="crm_unreadable"
             )

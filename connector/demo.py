@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -122,19 +122,33 @@ def _sandbox(seed: int) -> Iterator[Remote]:
                 process.kill()
 
 
-def _install(runtime: Runtime, crm: Remote) -> Tenant:
+# What an admin would enter for each CRM of the sandbox: secrets by name, each with the sandbox's name of it, and plain
+# parameters, so that the demo's rules see what they look at.
+_FACES: Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
+    "followupboss": ({"api_key": "api_key", "system_key": "system_key"}, {}),
+    "hubspot": (
+        {"access_token": "hubspot_token", "client_secret": "hubspot_secret"},
+        {"price_property": "budget_max", "tags_property": "lead_tags", "type_property": "lead_type"},
+    ),
+}
+
+
+def _install(runtime: Runtime, crm: Remote, name: str) -> Tenant:
     account = crm.account()
+    secrets, parameters = _FACES[name]
     tenants.add_tenant(
         runtime,
         "demo",
-        "followupboss",
-        base_url=account["bases"]["followupboss"],
-        parameters={},
-        secret_values={"api_key": account["api_key"], "system_key": account["system_key"]},
+        name,
+        base_url=account["bases"][name],
+        parameters=parameters,
+        secret_values={secret: account[source] for secret, source in secrets.items()},
     )
     with runtime.engine.connect() as conn:
         tenant = runtime.tenant_named(conn, "demo")
-    tenants.install(runtime, tenant)
+    installed = tenants.install(runtime, tenant)
+    if installed.by_hand:  # what an admin does then, in the CRM's own pages
+        crm.add_hook(face=name, url=installed.hook_url)
     text = files("connector").joinpath("demo.yaml").read_bytes()
     configuration.apply(runtime, tenant, text, "demo")
     return tenant
@@ -145,7 +159,7 @@ def _confirmed(runtime: Runtime, tenant: Tenant) -> Iterator[sa.Row[Any]]:
         yield from conn.execute(_FEED, {"tenant": tenant.tenant_id}).all()
 
 
-def run(*, once: bool, leads: int, seed: int, console: Console) -> int:
+def run(*, once: bool, leads: int, seed: int, console: Console, crm: str = "followupboss") -> int:
     """The demo; its exit code: 0 only if every lead has exactly one owner in the CRM and the ledgers replay."""
     log.configure(level=logging.ERROR)
     ended = threading.Event()
@@ -162,7 +176,7 @@ def run(*, once: bool, leads: int, seed: int, console: Console) -> int:
             settings = Settings(home=home / "db", secret_keys=(key,), allow_private_hosts=True)
             console.print("Starting PostgreSQL, the sandbox CRM and Turnlock ...")
             runtime = stack.enter_context(open_runtime(settings, upgrade=True, threads=30))
-            crm = stack.enter_context(_sandbox(seed))
+            sandbox = stack.enter_context(_sandbox(seed))
             web = Web(runtime, host="127.0.0.1", port=0, threads=settings.web_threads)
             runtime.settings = replace(settings, public_url=f"http://127.0.0.1:{web.port}")
             worker = Worker(runtime)
@@ -170,8 +184,8 @@ def run(*, once: bool, leads: int, seed: int, console: Console) -> int:
             stack.callback(web.stop)
             worker.start()
             stack.callback(worker.stop)
-            tenant = _install(runtime, crm)
-            return _drive(runtime, tenant, crm, console, ended, once=once, leads=leads)
+            tenant = _install(runtime, sandbox, crm)
+            return _drive(runtime, tenant, sandbox, console, ended, once=once, leads=leads)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -245,9 +259,10 @@ def _summary(runtime: Runtime, tenant: Tenant, crm: Remote, show: Show, made: li
 @click.option("--once", is_flag=True, help="Stop after --leads leads, print the summary, exit 0 only if all is well.")
 @click.option("--leads", type=click.IntRange(1, 10_000), default=25, show_default=True, help="Leads for --once.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Same seed, same invented leads.")
-def demo(once: bool, leads: int, seed: int) -> None:
+@click.option("--crm", type=click.Choice(list(_FACES)), default="followupboss", show_default=True, help="Which CRM.")
+def demo(once: bool, leads: int, seed: int, crm: str) -> None:
     """Show Turnlock at work: PostgreSQL, a sandbox CRM and leads, all on this machine, nothing left behind.
 
     Example: turnlock demo --once --leads 25
     """
-    sys.exit(run(once=once, leads=leads, seed=seed, console=Console(highlight=False)))
+    sys.exit(run(once=once, leads=leads, seed=seed, console=Console(highlight=False), crm=crm))

@@ -85,6 +85,7 @@ def claim_events(
             e.ref,
             e.payload,
             e.received_at,
+            e.occurred_at,
             e.attempt,
             e.claims,
             e.lead_id,
@@ -184,8 +185,12 @@ def return_events(
     counts: bool = False,
     reason: str | None = None,
     lead_id: UUID | None = None,
+    untouched: bool = False,
 ) -> None:
-    """Give events back, due again `after`. `counts` when the try says something against the event itself."""
+    """Give events back, due again `after`. `counts` when the try says something against the event itself.
+
+    `untouched`: as if they had never been claimed.
+    """
     if not event_ids:
         return
     e = events.c
@@ -198,6 +203,8 @@ def return_events(
     }
     if lead_id is not None:
         values["lead_id"] = lead_id
+    if untouched:
+        values["claims"] = e.claims - 1
     conn.execute(
         sa.update(events)
         .where(
@@ -207,6 +214,16 @@ def return_events(
             e.state == "waiting",
         )
         .values(**values)
+    )
+
+
+def release_events(conn: sa.Connection, tenant_id: UUID, lease: UUID) -> None:
+    """Give back every event that this lease still holds, due at once: nobody works on them any more."""
+    e = events.c
+    conn.execute(
+        sa.update(events)
+        .where(e.tenant_id == tenant_id, e.lease == lease, e.state == "waiting")
+        .values(lease=None, leased_until=None)
     )
 
 

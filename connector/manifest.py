@@ -37,7 +37,7 @@ TIERS: Mapping[str, Mapping[str, str]] = {
     "silver": {
         "captured_fixtures": "for each topic a fixture that says from: captured",
         "sweep": "the capability sweep",
-        "renewal": "no auth that expires",
+        "renewal": "no auth that expires, or an adapter with oauth, whose tokens are renewed",
     },
     "gold": {
         "guide": "a docs.page with the headings Set-up and Removal",
@@ -203,8 +203,13 @@ def _against_code(where: str, claims: Mapping[str, Any], adapter: Adapter) -> It
         yield Problem(f"{where}.verification.signed_time", what, "make the two agree")
     if not verification["headers"] and Capability.SIGNED_WEBHOOKS in adapter.capabilities:
         yield Problem(f"{where}.verification.headers", "is empty although webhooks are signed", "name the headers")
+    if (verification["secret"] is None) == (Capability.SIGNED_WEBHOOKS in adapter.capabilities):
+        what = "does not fit the capability signed_webhooks of the code"
+        yield Problem(f"{where}.verification.secret", what, "name the secret that signs, or null where nothing does")
     secrets = {f"auth[{at}].secret": auth["secret"] for at, auth in enumerate(claims["auth"])}
-    for at, secret in (secrets | {"verification.secret": verification["secret"]}).items():
+    if verification["secret"] is not None:
+        secrets["verification.secret"] = verification["secret"]
+    for at, secret in secrets.items():
         if secret not in secure:
             yield Problem(f"{where}.{at}", f'"{secret}" is not a secure parameter', did_you_mean(secret, secure))
 
@@ -246,7 +251,7 @@ def _proven(name: str, claims: Mapping[str, Any], adapter: Adapter, root: Path |
         "signed_webhooks": Capability.SIGNED_WEBHOOKS in has,
         "replay_defence": bool({Capability.SIGNED_TIME, Capability.EVENT_ID} & has),
         "sweep": Capability.SWEEP in has,
-        "renewal": not any(auth["expires"] for auth in claims["auth"]),
+        "renewal": all(not auth["expires"] or _renews(auth, adapter) for auth in claims["auth"]),
     }
     if root is not None:
         made, captured = _fixtures(root / "tests" / "fixtures" / name)
@@ -255,6 +260,10 @@ def _proven(name: str, claims: Mapping[str, Any], adapter: Adapter, root: Path |
         proven["live_run"] = "live_run" in captured
         proven["guide"] = _is_guide(root / claims["docs"].get("page", ""))
     return proven
+
+
+def _renews(auth: Mapping[str, Any], adapter: Adapter) -> bool:
+    return auth["mode"] == "oauth2" and adapter.oauth is not None
 
 
 def _fixtures(folder: Path) -> tuple[set[str], set[str]]:

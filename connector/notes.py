@@ -22,6 +22,8 @@ def note_text(conn: sa.Connection, tenant_id: UUID, row: sa.Row[Any]) -> tuple[s
     why = f"by rule “{found.rule}”" if found.rule else "by the default queue"
     if found.record.get("how") == "existing_owner":
         why = "because this person was already yours"
+    if found.record.get("how") == "chosen":
+        why = "because you were chosen for a test; nothing is to be done"
     turn = f", turn {found.turn} of queue “{found.queue}”" if found.turn else ""
     marker = f"[turnlock:{row.outbox_id.hex[-12:]}]"
     return "Turnlock: why this lead is yours", f"Assigned to {found.name} {why}{turn}. {marker}", marker

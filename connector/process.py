@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,7 +21,7 @@ from connector.errors import SettingsError
 from connector.runtime import Runtime
 from connector.settings import Settings
 from connector.wake import Notifier
-from connector.worker import Worker
+from connector.worker import DRAIN, Worker
 
 # A body is read by us under MAX_BODY; the server's own limit stands a little above, so that ours answers.
 _SERVER_BODY_LIMIT = 2 * 1024 * 1024
@@ -162,9 +163,11 @@ def run(runtime: Runtime, *, web: bool, worker: bool) -> int:
         server.start()
         _log.info("listening", port=server.port)
     ended.wait()
+    began = time.monotonic()
     if server is not None:
         server.stop()
-    clean = workers.stop() if workers is not None else True
+    # One time for both: a process manager counts from its signal.
+    clean = workers.stop(DRAIN - (time.monotonic() - began)) if workers is not None else True
     if notifier is not None:
         notifier.stop()
     return 0 if clean else 1

@@ -6,7 +6,9 @@ Nothing here holds a lock or a transaction while it calls out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,6 +26,10 @@ from routing import tables as t
 from routing.facts import Identities, identities, lead_from_json, lead_to_json, rule_digest
 from routing.model import Flag, Lead, Role
 from routing.store import tenant_row
+
+# How long reading goes on before what is read is decided. A CRM that shows one lead per call and is slow must neither
+# keep the first of a burst waiting for the last, nor outlast the lease of them all.
+READ_FOR = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,15 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What became of a batch of events: readable ones, those whose lead is not shown, those the CRM refused."""
+    """What became of a batch of events: readable ones, those whose lead is not shown, those the CRM refused.
+
+    `later` are those from the first on for which there was no time.
+    """
 
     items: list[Item]
     missing: list[tuple[sa.Row[Any], UUID | None]]
     refused: list[tuple[sa.Row[Any], str]]
+    later: list[sa.Row[Any]]
 
 
 def known_leads(
@@ -90,11 +100,15 @@ def known_leads(
 
 def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence[sa.Row[Any]]) -> Read:
     """Read the leads behind `rows`. Raises :class:`CrmError` when the CRM as a whole cannot be read now."""
-    adapter = tenant.adapter
+    adapter, ends = tenant.adapter, time.monotonic() + READ_FOR
+    later: list[sa.Row[Any]] = []
     refs: dict[UUID, str] = {}
     missing: list[tuple[sa.Row[Any], UUID | None]] = []
     refused: list[tuple[sa.Row[Any], str]] = []
-    for row in rows:
+    for number, row in enumerate(rows):
+        if number and time.monotonic() >= ends:
+            rows, later = rows[:number], list(rows[number:])
+            break
         ref = row.ref
         if row.kind == EventKind.INQUIRY and ref is not None:
             try:
@@ -126,8 +140,12 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
         elif ref not in to_fetch:
             to_fetch.append(ref)
     to_fetch = [ref for ref in to_fetch if ref not in leads]
-    fetched, bad = _fetch(adapter, client, to_fetch)
+    fetched, bad, unread = _fetch(adapter, client, to_fetch, ends)
     leads |= fetched
+    for number, row in enumerate(rows):
+        if refs.get(row.event_id) in unread:  # and what came after it waits, too, so that nobody is overtaken
+            rows, later = rows[:number], [*rows[number:], *later]
+            break
     ids = _remember(runtime, tenant, leads, known)
     items = []
     for row in rows:
@@ -153,7 +171,8 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
                     settles_at=known[ref].settles_at if ref in known else None,
                 )
             )
-    return Read(items, missing, refused)
+    kept = {row.event_id for row in rows}
+    return Read(items, [lost for lost in missing if lost[0].event_id in kept], refused, later)
 
 
 def _payload_is_complete(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> bool:
@@ -169,28 +188,29 @@ def _identities(tenant: Tenant, lead: Lead) -> Identities:
     return identities(tenant.tenant_id, lead, households=tenant.households, country=tenant.country)
 
 
-def _fetch(adapter: Adapter, client: Client, refs: Sequence[str]) -> tuple[dict[str, Lead], dict[str, str]]:
-    """Leads by ref, and refs that the CRM refuses to be asked about with the reason; one bad ref harms no other."""
+def _fetch(
+    adapter: Adapter, client: Client, refs: Sequence[str], ends: float
+) -> tuple[dict[str, Lead], dict[str, str], set[str]]:
+    """Leads by ref, refs that the CRM refuses to be asked about with the reason, and those for which time ran out.
+
+    One bad ref harms no other. At least one call is made, none is begun after `ends` (monotonic).
+    """
     found: dict[str, Lead] = {}
     bad: dict[str, str] = {}
-    for start in range(0, len(refs), adapter.max_batch):
-        batch = list(refs[start : start + adapter.max_batch])
+    batches = deque(list(refs[start : start + adapter.max_batch]) for start in range(0, len(refs), adapter.max_batch))
+    asked = False
+    while batches and not (asked and time.monotonic() >= ends):
+        batch, asked = batches.popleft(), True
         try:
             found |= adapter.fetch_leads(client, batch)
         except CrmError as error:
-            if error.outcome is Outcome.GONE:
-                if len(batch) == 1:
-                    continue
-            elif error.outcome is not Outcome.REFUSED:
+            if error.outcome not in (Outcome.GONE, Outcome.REFUSED):
                 raise
-            elif len(batch) == 1:
+            if len(batch) > 1:
+                batches.extendleft([ref] for ref in reversed(batch))
+            elif error.outcome is Outcome.REFUSED:
                 bad[batch[0]] = f"crm_refused_{error.status}"
-                continue
-            for ref in batch:
-                one, worse = _fetch(adapter, client, [ref])
-                found |= one
-                bad |= worse
-    return found, bad
+    return found, bad, {ref for batch in batches for ref in batch}
 
 
 def _remember(
@@ -198,7 +218,8 @@ def _remember(
 ) -> dict[str, UUID]:
     """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits."""
     ids = {ref: known[ref].lead_id for ref in leads if ref in known}
-    fresh = {ref: lead for ref, lead in leads.items() if ref not in known}
+    ids |= _rekeyed(runtime, tenant.tenant_id, {ref: lead for ref, lead in leads.items() if ref not in known})
+    fresh = {ref: lead for ref, lead in leads.items() if ref not in ids}
     stored = _store_fresh(runtime, tenant, fresh)
     changed = {ref: lead for ref, lead in leads.items() if ref not in stored}
     if changed:
@@ -206,6 +227,53 @@ def _remember(
             ids |= {ref: found.lead_id for ref, found in known_leads(conn, tenant.tenant_id, list(changed)).items()}
         _store_facts(runtime, tenant, changed, ids)
     return ids | stored
+
+
+def _agents_of(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> set[tuple[UUID, str | None]]:
+    """The leads of these that are assigned, each with the CRM ids of its agent."""
+    s, r = t.lead_roles.c, t.agent_refs.c
+    rows = conn.execute(
+        sa.select(s.lead_id, r.ref)
+        .join(t.agent_refs, (r.tenant_id == s.tenant_id) & (r.agent_id == s.agent_id))
+        .where(
+            s.tenant_id == tenant_id,
+            s.lead_id == sa.any_(sa.cast(list(lead_ids), sa.ARRAY(sa.Uuid))),
+            s.role == Role.OWNER.value,
+            s.state == "assigned",
+        )
+    )
+    return {(row.lead_id, row.ref) for row in rows}
+
+
+def _rekeyed(runtime: Runtime, tenant_id: UUID, leads: Mapping[str, Lead]) -> dict[str, UUID]:
+    """Of leads under ids never seen, those known under former ids: the CRM merged them. Each keeps its lead id.
+
+    Where several of the merged were known, the one goes on whose agent is the owner that the CRM kept, else one that
+    stands somewhere, else the oldest; the others end as gone once their ids are not shown any more.
+    """
+    former = {old for lead in leads.values() for old in lead.former_refs}
+    if not former:
+        return {}
+    with at_rest(runtime.engine) as conn:
+        before = known_leads(conn, tenant_id, sorted(former))
+        agents = _agents_of(conn, tenant_id, {found.lead_id for found in before.values()})
+    kept: dict[str, UUID] = {}
+    for ref, lead in leads.items():
+        known = [before[old] for old in lead.former_refs if old in before]
+        if known:
+            order = [
+                ((found.lead_id, lead.owner_ref) not in agents, not found.stands, found.lead_id) for found in known
+            ]
+            kept[ref] = min(order)[-1]
+    if not kept:
+        return {}
+    with unit(runtime.engine) as (conn, _):
+        conn.execute(
+            insert(t.lead_refs).on_conflict_do_nothing(index_elements=["tenant_id", "ref"]),
+            [{"tenant_id": tenant_id, "ref": ref, "lead_id": kept[ref]} for ref in sorted(kept)],
+        )
+        # Another worker may have stored a ref first: what stands there now counts.
+        return {ref: found.lead_id for ref, found in known_leads(conn, tenant_id, sorted(kept)).items()}
 
 
 # One statement and one round trip for leads never seen before: lead, ref, facts and identities, all or nothing. Refs go

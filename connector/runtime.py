@@ -6,29 +6,37 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import sqlalchemy as sa
 
 from adapters import registry
 from adapters.base import Adapter, Credentials
 from adapters.client import Client
+from adapters.oauth import NotConnected, StaleToken
+from connector.abandoned import Abandoned
 from connector.alive import Life
 from connector.breaker import breaker_left
 from connector.busy import BusyQueues
+from connector.database import DatabaseClock
 from connector.errors import UnknownTenant
 from connector.migrate import stages
 from connector.settings import Settings
 from connector.storing import Storing
-from connector.tables import secrets
+from connector.tables import oauth_grants, secrets
 from connector.vault import Vault
 from connector.wake import Wake
 from routing import store
 from routing.decide import Plan
 from routing.model import Flag
 from routing.tables import flags, tenants
+
+
+def app_id(crm: str) -> UUID:
+    """The id of the reserved tenant of this CRM's app: the same everywhere, so there is one at most."""
+    return uuid5(NAMESPACE_URL, f"turnlock:app:{crm}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +59,23 @@ class Tenant:
         """The code for this tenant's CRM."""
         return registry.adapter(self.crm)
 
+    @property
+    def is_app(self) -> bool:
+        """Whether this is the reserved tenant of an app: it has a hook and no leads."""
+        return self.tenant_id == app_id(self.crm)
+
+    @property
+    def by_oauth(self) -> bool:
+        """Whether its access is granted by OAuth, to the app of its CRM."""
+        return self.parameters.get("auth") == "oauth"
+
 
 _TENANT = tuple(tenants.c[name] for name in ("tenant_id", "name", "crm", "base_url", "parameters", "status", "sending"))
 _SECRETS_FRESH = 2.0
+#: Under which name access tokens are sealed.
+ACCESS = "oauth_access"
+# A token with less than this left, in seconds, may run out before the last call that it is read for.
+_TOKEN_LEFT = 15.0
 
 
 @dataclass(slots=True)
@@ -61,6 +83,7 @@ class _Kept:
     """A thread's client for one tenant, with what it was made for and when its secrets were read."""
 
     said: tuple[object, ...]
+    base_url: str | None
     client: Client
     read_at: float
 
@@ -76,6 +99,9 @@ class Runtime:
         self.busy = BusyQueues()
         self.life = Life()
         self.storing = Storing(engine, self.wake)
+        self.abandoned = Abandoned()
+        # What time it is. No part of a running Turnlock asks the computer it runs on.
+        self.database_clock = DatabaseClock()
         # Hooks as accept read them last, by the hash of their token.
         self.hooks: dict[bytes, Any] = {}
         # How often this process set or removed a secret: what was read before that is read again.
@@ -127,6 +153,11 @@ class Runtime:
         ).one()
         return Tenant(*row[:-1]), max(0.0, float(row.wait or 0))
 
+    def found(self, conn: sa.Connection, tenant_id: UUID) -> Tenant | None:
+        """The tenant with this id, or None."""
+        row = conn.execute(sa.select(*self._columns(conn)).where(tenants.c.tenant_id == tenant_id)).one_or_none()
+        return None if row is None else Tenant(*row)
+
     def _columns(self, conn: sa.Connection) -> list[Any]:
         """What a :class:`Tenant` is made of, as far as the database has it."""
         if Flag.HOUSEHOLDS not in self.stages(conn):
@@ -168,22 +199,44 @@ class Runtime:
         # Secrets change hardly ever: they are read every two seconds, not for every call.
         if last is not None and last.said == said and time.monotonic() - last.read_at < _SECRETS_FRESH:
             return last.client
+        self.database_clock.read(conn)
         newest = {name: values[0] for name, values in self.secrets(conn, tenant).items()}
+        base_url = tenant.base_url
+        if tenant.by_oauth:
+            newest["access_token"], granted = self._granted(conn, tenant)
+            base_url = granted or base_url
         credentials = Credentials(parameters=tenant.parameters, secrets=newest)
-        if last is not None and (last.said, last.client.credentials) == (said, credentials):
+        if last is not None and (last.said, last.base_url, last.client.credentials) == (said, base_url, credentials):
             last.read_at = time.monotonic()
             return last.client
         adapter = tenant.adapter
-        base_url = tenant.base_url or adapter.default_base_url
-        if base_url is None:
+        address = base_url or adapter.default_base_url
+        if address is None:
             raise UnknownTenant(f"tenant {tenant.name!r} has no base URL; give it one with `turnlock tenant add`")
         client = Client(
-            base_url,
+            address,
             adapter.headers(credentials),
             credentials,
-            now=lambda: datetime.now(UTC),
+            now=self.database_clock.now,
             allow_private_hosts=self.settings.allow_private_hosts,
             refine=adapter.refine,
+            asks_to_wait=adapter.asks_to_wait,
         )
-        kept[tenant.tenant_id] = _Kept(said, client, time.monotonic())
+        kept[tenant.tenant_id] = _Kept(said, base_url, client, time.monotonic())
         return client
+
+    def _granted(self, conn: sa.Connection, tenant: Tenant) -> tuple[str, str | None]:
+        """The access token that the account granted, and the address it comes with.
+
+        Raises :class:`adapters.oauth.StaleToken` when it has run out, :class:`NotConnected` when there is none.
+        """
+        g = oauth_grants.c
+        left = sa.extract("epoch", g.expires_at - sa.func.clock_timestamp()).label("left")
+        row = conn.execute(
+            sa.select(g.state, g.sealed_access, g.base_url, left).where(g.tenant_id == tenant.tenant_id)
+        ).one_or_none()
+        if row is None or row.state != "live":
+            raise NotConnected(before=row is not None and row.state == "reconnect")
+        if row.left < _TOKEN_LEFT:
+            raise StaleToken
+        return self.vault.open(tenant.tenant_id, ACCESS, row.sealed_access), row.base_url

@@ -33,7 +33,8 @@ STORE = sa.text(
     WITH given AS (
         SELECT * FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g(
             key text, final boolean, event_id uuid, delivery_id uuid, ordinal integer, kind text, ref text,
-            payload jsonb, state text, reason text, occurred_at timestamptz, flag_version integer
+            payload jsonb, state text, reason text, occurred_at timestamptz, flag_version integer,
+            settle double precision
         )
     ), sent AS (
         SELECT * FROM jsonb_to_recordset(CAST(:deliveries AS jsonb)) AS d(
@@ -58,15 +59,17 @@ STORE = sa.text(
         JOIN delivery USING (delivery_id)
     )
     INSERT INTO events (tenant_id, event_id, delivery_id, ordinal, kind, ref, payload, flag_version, state, reason,
-                        received_at, occurred_at, closed_at, lease, leased_until, claims)
+                        received_at, occurred_at, closed_at, due_at, lease, leased_until, claims)
     SELECT :tenant, event_id, delivery_id, ordinal, kind, ref, payload, flag_version, state, reason,
            now(), occurred_at, CASE WHEN state = 'ignored' THEN now() END,
+           clock_timestamp() + make_interval(secs => settle),
            CASE WHEN state = 'waiting' THEN CAST(:lease AS uuid) END,
            CASE WHEN state = 'waiting' AND CAST(:lease AS uuid) IS NOT NULL
                 THEN clock_timestamp() + CAST(:lease_for AS interval) END,
            CASE WHEN state = 'waiting' AND CAST(:lease AS uuid) IS NOT NULL THEN 1 ELSE 0 END
     FROM news
-    RETURNING delivery_id, state, reason, event_id, ordinal, kind, ref, received_at, attempt, claims, lead_id,
+    RETURNING delivery_id, state, reason, event_id, ordinal, kind, ref, received_at, occurred_at, attempt,
+              claims, lead_id,
               CASE WHEN lease IS NOT NULL THEN payload END AS payload,
               (SELECT source FROM sent WHERE sent.delivery_id = events.delivery_id) AS source
     """
@@ -193,9 +196,11 @@ class Storing:
 
     def _commit(self, tenant_id: UUID, given: Sequence[Delivery]) -> Rows:
         """Store, and see that a decider has what is new: straight from here if one waits for it."""
-        self._clear_doubt()
-        # What has no key of its own for good must be seen again as soon as a decider has it: that is for claims.
-        direct = self.deciders is not None and all(event["final"] for delivery in given for event in delivery.events)
+        self.clear_doubt()
+        # What has no key of its own for good must be seen again as soon as a decider has it: that is for claims. And
+        # so is what its CRM has not stored yet.
+        events = [event for delivery in given for event in delivery.events]
+        direct = self.deciders is not None and all(event["final"] and not event["settle"] for event in events)
         deciders = self.deciders if direct else None
         lease = deciders.reserve(tenant_id) if deciders is not None else None
         if deciders is None or lease is None:
@@ -211,14 +216,15 @@ class Storing:
             if not error.connection_invalidated:
                 raise
             self._doubtful.append((tenant_id, lease))
-            self._clear_doubt()
+            self.clear_doubt()
             rows = at_once(self._engine, STORE, values(tenant_id, given))
         finally:
             handed.sort(key=lambda row: (row.delivery_id.bytes, row.ordinal))
             deciders.hand(tenant_id, lease, handed)
         return rows
 
-    def _clear_doubt(self) -> None:
+    def clear_doubt(self) -> None:
+        """Give back what was stored under a lease that no decider was told of. Raises what the database raises."""
         while self._doubtful:
             try:
                 tenant_id, lease = self._doubtful.pop()

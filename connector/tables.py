@@ -175,3 +175,48 @@ config_versions = sa.Table(
     _time("applied_at", now=True),
     sa.PrimaryKeyConstraint("tenant_id", "version"),
 )
+
+# What the account behind a tenant granted by OAuth. Renewing it is leased work: one worker asks, all others wait.
+oauth_grants = sa.Table(
+    "oauth_grants",
+    metadata,
+    _tenant(),
+    sa.Column("state", sa.Text, nullable=False, server_default=sa.text("'new'")),
+    sa.Column("account", sa.Text),
+    sa.Column("base_url", sa.Text),
+    sa.Column("sealed_access", sa.LargeBinary),
+    sa.Column("sealed_refresh", sa.LargeBinary),
+    sa.Column("attempt", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("lease", sa.Uuid),
+    _time("expires_at", nullable=True),
+    _time("renewed_at", nullable=True),
+    _time("due_at", now=True),
+    _time("leased_until", nullable=True),
+    sa.PrimaryKeyConstraint("tenant_id"),
+    sa.CheckConstraint("state IN ('new', 'live', 'reconnect')", name="state"),
+    sa.CheckConstraint("state <> 'live' OR sealed_access IS NOT NULL", name="tokens"),
+)
+
+# Connections under way: an admin's link (no browser yet), and the state that the CRM hands back to that browser.
+oauth_states = sa.Table(
+    "oauth_states",
+    metadata,
+    _tenant(),
+    sa.Column("state_hash", sa.LargeBinary, nullable=False),
+    sa.Column("browser_hash", sa.LargeBinary),
+    sa.Column("sealed_verifier", sa.LargeBinary),
+    _time("expires_at"),
+    sa.PrimaryKeyConstraint("tenant_id", "state_hash"),
+)
+
+# Under the reserved tenant of an app: which account of the CRM is which tenant.
+app_accounts = sa.Table(
+    "app_accounts",
+    metadata,
+    _tenant(),
+    _ref("account"),
+    sa.Column("member_id", sa.Uuid, nullable=False),
+    _time("since", now=True),
+    sa.PrimaryKeyConstraint("tenant_id", "account"),
+    sa.UniqueConstraint("tenant_id", "member_id", name="app_accounts_member_uq"),
+)

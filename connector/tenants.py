@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets as random_secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -11,18 +10,20 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from adapters import registry
-from adapters.base import Finding
+from adapters.base import Capability, Finding, Subscribed
 from adapters.outcome import CrmError
-from connector import chores, flags, manifest
-from connector.accept import token_hash
+from connector import apps, chores, flags, manifest, oauth
 from connector.database import new_id, unit
 from connector.errors import SettingsError, TurnlockError
+from connector.hooks import OLD_SECRET_LIVES, hook_url, new_hook, set_secret, store_secret
 from connector.runtime import Runtime, Tenant
-from connector.tables import hooks, secrets
+from connector.tables import hooks, oauth_grants, oauth_states, secrets
 from routing.tables import tenants
 
-#: Deliveries signed with the old secret are accepted this long after a new one is set.
-OLD_SECRET_LIVES = "24 hours"  # noqa: S105 - a duration, not a secret
+__all__ = [
+    "OLD_SECRET_LIVES", "Installed", "add_tenant", "check", "check_keys", "hook_url", "install", "reseal", "set_secret",
+    "set_sending", "uninstall",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,37 @@ def add_tenant(
     base_url: str | None,
     parameters: Mapping[str, str],
     secret_values: Mapping[str, str],
+    by_oauth: bool = False,
 ) -> UUID:
-    """Add a tenant with its credentials and a hook. Raises :class:`TurnlockError` with every problem at once."""
+    """Add a tenant with its credentials and a hook. Raises :class:`TurnlockError` with every problem at once.
+
+    With `by_oauth` its access is what the account grants to the app of its CRM (:mod:`connector.oauth`).
+    """
     if crm not in registry.names():
         raise TurnlockError(f"no adapter for {crm!r}; there are: {', '.join(registry.names())}")
     problems = []
+    spec = registry.adapter(crm).oauth
+    if by_oauth and spec is None:
+        problems.append(f"--oauth: {crm} has no OAuth; give its credentials")
+    if name.startswith("app:"):
+        problems.append("name: names that begin with app: are those of apps; choose another")
+    with runtime.engine.connect() as conn:
+        if by_oauth and spec is not None:
+            try:
+                app_base_url = apps.app_tenant(runtime, conn, crm).base_url
+                base_url = base_url or app_base_url
+            except TurnlockError as error:
+                problems.append(str(error))
+    replaced = spec.replaces if by_oauth and spec is not None else frozenset[str]()
     known = {p["name"]: p for p in manifest.load()["adapters"][crm]["parameters"]}
     for given in (*parameters, *secret_values):
         if given not in known:
             problems.append(f"{given}: {crm} has no such parameter; it has {', '.join(known)}")
     for p in known.values():
+        if p["name"] in replaced:
+            if p["name"] in secret_values:
+                problems.append(f"{p['name']}: the app has it; leave it out with --oauth")
+            continue
         if p["name"] == "base_url":
             continue  # not a parameter among others: `base_url`, checked below
         given_in = secret_values if p["secure"] else parameters
@@ -68,6 +90,8 @@ def add_tenant(
     if problems:
         raise TurnlockError("\n".join(problems))
     filled = {p["name"]: p["default"] for p in known.values() if "default" in p and not p["secure"]} | dict(parameters)
+    if by_oauth:
+        filled["auth"] = "oauth"
     tenant_id = new_id()
     try:
         with unit(runtime.engine) as (conn, _):
@@ -76,37 +100,11 @@ def add_tenant(
             )
             flags.start_flags(conn, tenant_id, runtime.stages(conn))
             for secret_name, value in secret_values.items():
-                _store_secret(runtime, conn, tenant_id, secret_name, value)
-            _new_hook(runtime, conn, tenant_id)
+                store_secret(runtime, conn, tenant_id, secret_name, value)
+            new_hook(runtime, conn, tenant_id)
     except IntegrityError:
         raise TurnlockError(f"a tenant {name!r} exists already; choose another name") from None
     return tenant_id
-
-
-def _store_secret(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, name: str, value: str) -> None:
-    conn.execute(
-        sa.insert(secrets).values(
-            tenant_id=tenant_id, secret_id=new_id(), name=name, sealed=runtime.vault.seal(tenant_id, name, value)
-        )
-    )
-
-
-def set_secret(runtime: Runtime, tenant: Tenant, name: str, value: str, *, at_once: bool = False) -> None:
-    """Set a new value. The old one stays live for :data:`OLD_SECRET_LIVES`, or ends `at_once`; at most two live."""
-    c = secrets.c
-    with unit(runtime.engine) as (conn, _):
-        of_name = sa.and_(c.tenant_id == tenant.tenant_id, c.name == name)
-        conn.execute(sa.delete(secrets).where(of_name, c.retires_at.is_not(None)))
-        if at_once:
-            conn.execute(sa.delete(secrets).where(of_name))
-        else:
-            conn.execute(
-                sa.update(secrets)
-                .where(of_name)
-                .values(retires_at=sa.func.clock_timestamp() + sa.cast(OLD_SECRET_LIVES, sa.Interval))
-            )
-        _store_secret(runtime, conn, tenant.tenant_id, name, value)
-    runtime.forget_secrets()
 
 
 def check_keys(runtime: Runtime) -> None:
@@ -130,15 +128,23 @@ def reseal(runtime: Runtime) -> int:
     Raises :class:`SettingsError` that names everything which no key opens; what could be opened is sealed anew first.
     """
     count, problems = 0, []
+    sealing = [
+        (secrets, secrets.c.secret_id, secrets.c.name, secrets.c.sealed),
+        (hooks, hooks.c.hook_id, sa.literal("hook_token"), hooks.c.sealed_token),
+    ]
     with runtime.engine.connect() as conn:
         active = conn.execute(sa.select(tenants.c.tenant_id, tenants.c.name).where(tenants.c.status == "active")).all()
+        if sa.inspect(conn).has_table(oauth_grants.name):
+            g = oauth_grants.c
+            sealing += [
+                (oauth_grants, g.tenant_id, sa.literal(oauth.ACCESS), g.sealed_access),
+                (oauth_grants, g.tenant_id, sa.literal(oauth.REFRESH), g.sealed_refresh),
+            ]
     for tenant_id, tenant in active:
-        for table, key, name, sealed in (
-            (secrets, secrets.c.secret_id, secrets.c.name, secrets.c.sealed),
-            (hooks, hooks.c.hook_id, sa.literal("hook_token"), hooks.c.sealed_token),
-        ):
+        for table, key, name, sealed in sealing:
             with unit(runtime.engine) as (conn, _):
-                rows = conn.execute(sa.select(key, name, sealed).where(table.c.tenant_id == tenant_id)).all()
+                held = sa.and_(table.c.tenant_id == tenant_id, sealed.is_not(None))
+                rows = conn.execute(sa.select(key, name, sealed).where(held)).all()
                 for row_id, word, old in rows:
                     if runtime.vault.is_newest(old):
                         continue
@@ -154,34 +160,24 @@ def reseal(runtime: Runtime) -> int:
     return count
 
 
-def _new_hook(runtime: Runtime, conn: sa.Connection, tenant_id: UUID) -> None:
-    token = random_secrets.token_urlsafe(32)
-    conn.execute(
-        sa.insert(hooks).values(
-            tenant_id=tenant_id,
-            hook_id=new_id(),
-            token_hash=token_hash(token),
-            sealed_token=runtime.vault.seal(tenant_id, "hook_token", token),
-        )
-    )
-
-
-def hook_url(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> str:
-    """The address that this tenant's CRM posts to. It holds the hook's token: show it to the admin only."""
-    c = hooks.c
-    sealed = conn.execute(
-        sa.select(c.sealed_token).where(c.tenant_id == tenant.tenant_id).order_by(c.created_at.desc()).limit(1)
-    ).scalar_one()
-    return f"{runtime.settings.public_url}/hooks/{runtime.vault.open(tenant.tenant_id, 'hook_token', sealed)}"
+def _served_by_app(tenant: Tenant) -> bool:
+    """Whether an app's one hook serves the account: then there is none of its own to make or remove."""
+    return tenant.by_oauth and Capability.APP_HOOKS in tenant.adapter.capabilities
 
 
 def install(runtime: Runtime, tenant: Tenant) -> Installed:
     """Sync the agents, subscribe the hook, start the chores. Repeating it repairs what is missing."""
     counts = chores.sync_agents(runtime, tenant)
+    of_app = _served_by_app(tenant)
     with runtime.engine.connect() as conn:
-        url = hook_url(runtime, conn, tenant)
-        client = runtime.client(conn, tenant)
-    subscribed = tenant.adapter.subscribe(client, url)
+        url = hook_url(runtime, conn, apps.app_tenant(runtime, conn, tenant.crm) if of_app else tenant)
+    subscribed = Subscribed() if of_app else tenant.adapter.subscribe(oauth.client(runtime, tenant), url)
+    name, secret = tenant.adapter.hook_secret, subscribed.secret
+    if name is not None and secret is not None:
+        with runtime.engine.connect() as conn:
+            newest = runtime.secrets(conn, tenant).get(name, [])[:1]
+        if secret not in newest:
+            set_secret(runtime, tenant, name, secret)
     with unit(runtime.engine) as (conn, _):
         chores.schedule(conn, tenant.tenant_id)
     runtime.wake()
@@ -199,8 +195,8 @@ def uninstall(runtime: Runtime, tenant: Tenant, *, force: bool = False) -> int:
     try:
         with runtime.engine.connect() as conn:
             url = hook_url(runtime, conn, tenant)
-            client = runtime.client(conn, tenant)
-        removed = tenant.adapter.unsubscribe(client, url)
+        if not _served_by_app(tenant):
+            removed = tenant.adapter.unsubscribe(oauth.client(runtime, tenant), url)
     except CrmError as error:
         if not force:
             raise TurnlockError(f"{error}\nThe hooks were not removed; try again, or use --force to go on") from error
@@ -213,6 +209,10 @@ def uninstall(runtime: Runtime, tenant: Tenant, *, force: bool = False) -> int:
             .values(status="removed", sending=False, name=f"{tenant.name} (removed {tenant.tenant_id.hex[-12:]})")
         )
         conn.execute(sa.delete(secrets).where(secrets.c.tenant_id == tenant.tenant_id))
+        if tenant.by_oauth:
+            conn.execute(sa.delete(oauth_grants).where(oauth_grants.c.tenant_id == tenant.tenant_id))
+            conn.execute(sa.delete(oauth_states).where(oauth_states.c.tenant_id == tenant.tenant_id))
+            apps.leave(conn, tenant)
     runtime.forget_secrets()
     return removed
 
@@ -221,7 +221,10 @@ def check(runtime: Runtime, tenant: Tenant) -> list[Finding]:
     """Prove the connection with read-only calls."""
     with runtime.engine.connect() as conn:
         url = hook_url(runtime, conn, tenant)
-        client = runtime.client(conn, tenant)
+    try:
+        client = oauth.client(runtime, tenant)
+    except CrmError as error:
+        return [Finding("connection", False, str(error.status or error.outcome), error.text)]
     return tenant.adapter.check(client, url)
 
 

@@ -5,7 +5,7 @@ Whatever is read under a lock is dropped when the transaction rolls back; nothin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +13,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from connector import inbox, work
+from connector import inbox, testing, work
 from connector.alarms import open_alarm
 from connector.busy import PROBE
 from connector.database import LOCK_TIMEOUT, new_id, pipelined, set_lock_timeout
@@ -117,7 +117,11 @@ class Unit:
             raise store.ConfigurationChanged
         self._planned, self._plan = planned, planned.plan
         at = runtime.clock(self._now)
-        known = self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests, at)
+        self._chosen = {
+            i.lead_id: a for i in self._items if (a := testing.chosen(runtime, tenant_id, i.lead, self._now))
+        }
+        chosen = self._chosen.values()
+        known = self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests, chosen, at)
         self._bench = Bench(
             self._plan, known.agents, known.queues, at, self._loads(locked), ahead=known.ahead, members=known.members
         )
@@ -181,6 +185,7 @@ class Unit:
             household_owner=self._known.owner_by(item, item.identities.household),
             declined=returned.had if returned is not None else frozenset(),
             tried=self._planned.choice(item)[1],
+            chosen=self._chosen.get(item.lead_id),
         )
         decision = self._bench.decide(case)
         self._keep(item, standing, decision, verdict, expects=owner)
@@ -368,6 +373,7 @@ class _Known:
         queue_ids: Sequence[UUID],
         items: Sequence[Item],
         digests: frozenset[bytes],
+        chosen: Iterable[UUID],
         at: datetime,
     ) -> _Known:
         roles = store.load_roles(conn, tenant_id, {item.lead_id for item in items})
@@ -402,7 +408,7 @@ class _Known:
         wanted |= {row.agent_id for row in roles.values() if row.agent_id is not None}
         wanted |= {agent_id for by_lead in owners.values() for _, agent_id in by_lead.values()}
         wanted |= {queue.default_agent_id for queue in queues.values() if queue.default_agent_id is not None}
-        wanted |= plan.target_agents
+        wanted |= {*plan.target_agents, *chosen}
         agents = store.load_agents(conn, tenant_id, plan.flags, wanted)
         refs = _agents_by_ref(conn, tenant_id, {item.lead.owner_ref for item in items if item.lead.owner_ref})
         stood = {lead_id for lead_id, role in roles if role is Role.OWNER}

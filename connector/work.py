@@ -214,6 +214,33 @@ def return_outbox(
     )
 
 
+def release_outbox(
+    conn: sa.Connection,
+    tenant_id: UUID,
+    lease: UUID,
+    *,
+    outbox_id: UUID | None = None,
+    sent: bool = False,
+    besides: Collection[UUID] = (),
+) -> None:
+    """Give back every write (or this one) that the lease still holds, due at once: nobody works on them any more.
+
+    `sent` when one may have reached the CRM. `besides` are those that somebody else sends under the same lease.
+    """
+    o = outbox.c
+    conn.execute(
+        sa.update(outbox)
+        .where(
+            o.tenant_id == tenant_id,
+            o.lease == lease,
+            o.state == "open",
+            o.outbox_id == outbox_id if outbox_id is not None else sa.true(),
+            o.outbox_id != sa.all_(sa.cast(list(besides), sa.ARRAY(sa.Uuid))),
+        )
+        .values(lease=None, leased_until=None, sent=sa.or_(o.sent, sa.literal(sent)))
+    )
+
+
 def has_open_write(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> set[UUID]:
     """Which of these leads have an owner or collaborator write that is not settled. Call with the leads locked."""
     if not lead_ids:
@@ -279,6 +306,14 @@ def claim_chore(
         .values(lease=lease, leased_until=_CLOCK + 5 * LEASE)
         .returning(c.kind, c.wanted, c.cursor, c.attempt)
     ).one()
+
+
+def release_chore(conn: sa.Connection, tenant_id: UUID, lease: UUID) -> None:
+    """Give back the chore that this lease still holds, due at once: nobody works on it any more."""
+    c = chores.c
+    conn.execute(
+        sa.update(chores).where(c.tenant_id == tenant_id, c.lease == lease).values(lease=None, leased_until=None)
+    )
 
 
 def end_chore(

@@ -13,6 +13,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -30,7 +31,9 @@ from connector.writeback import Sender
 from routing.saving import Ordered
 
 # The net under lost wakes, and what makes rows due by time alone start: half a second late at most.
-_LOOK = 0.5
+LOOK = 0.5
+# How long the listener listens before it looks whether it is to stop.
+HEARING = 0.25
 # How long a start waits for the connection that shows that this process lives.
 _SEEN = 3.0
 # How long a stop waits for work in hand; longer than a sender's calls, shorter than what process managers grant.
@@ -204,8 +207,13 @@ class Worker:
                 return  # the lease runs out by itself
 
     def _return_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> None:
-        with unit(self._runtime.engine) as (conn, _):
-            work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason=None)
+        try:
+            with unit(self._runtime.engine) as (conn, _):
+                work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason=None)
+        except SQLAlchemyError as error:
+            back = partial(work.release_outbox, tenant_id=tenant_id, lease=lease, outbox_id=outbox_id)
+            self._runtime.abandoned.note(error, back)
+            raise
 
     def woken(self, tenant_id: UUID | None, kinds: Sequence[str] = KINDS) -> None:
         """Somebody of this process stored work of these kinds, for this tenant if they say so."""
@@ -353,8 +361,10 @@ class Worker:
         """Looks for due rows: what became due by time, what another process stored, what a lost wake left."""
 
         def step() -> None:
-            self._look_now.wait(_LOOK)
+            self._look_now.wait(LOOK)
             self._look_now.clear()
+            self._runtime.abandoned.give_back(self._runtime.engine)
+            self._runtime.storing.clear_doubt()
             with self._runtime.engine.connect() as conn:
                 self._runtime.life.look(conn)
                 due = work.due_tenants(conn, self._runtime.life.living())
@@ -381,7 +391,7 @@ class Worker:
             with psycopg.connect(dsn, autocommit=True, connect_timeout=5) as conn, self._runtime.life.held(conn):
                 conn.execute(f"LISTEN {CHANNEL}")
                 while not self._ended.is_set():
-                    for _ in conn.notifies(timeout=0.25, stop_after=1):
+                    for _ in conn.notifies(timeout=HEARING, stop_after=1):
                         self._look_now.set()
 
         while not self._ended.is_set():

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -19,8 +21,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.base import Adapter, Capability
 from adapters.client import Client
+from adapters.oauth import StaleToken
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, log, work
+from connector import breaker, log, oauth, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.database import at_rest, is_contention, is_outage, unit
@@ -90,33 +93,47 @@ class Sender:
         self._empty_writes = 0
 
     def run(self, tenant_id: UUID, kinds: Sequence[str]) -> int:
-        """Claim one due row of these kinds and send it; how many there were."""
+        """Claim one due row of these kinds and send it; how many there were. Outages of the database raise."""
         lease, living = self._runtime.life.new_lease(), self._runtime.life.living()
-        with unit(self._runtime.engine) as (conn, _):
-            if not breaker.may_send(conn, tenant_id, "note" if "note" in kinds else "all"):
-                return 0
-            rows = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
-        for row in rows:
-            self._send(tenant_id, lease, row)
-        return len(rows)
+        with self._given_back(tenant_id, lease, None):
+            with unit(self._runtime.engine) as (conn, _):
+                if not breaker.may_send(conn, tenant_id, "note" if "note" in kinds else "all"):
+                    return 0
+                rows = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
+            for row in rows:
+                self._send(tenant_id, lease, row)
+            return len(rows)
 
     def send_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> None:
         """Send a row that was born leased. Nothing happens when the lease is over or sending was stopped."""
-        with at_rest(self._runtime.engine) as conn:
-            row = work.leased_outbox(conn, tenant_id, lease, outbox_id)
-        if row is not None:
-            self._send(tenant_id, lease, row)
-            return
-        with unit(self._runtime.engine) as (conn, _):
-            # Sending was stopped in between: whoever starts it again must not have to wait for the lease to run out.
-            work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped")
+        with self._given_back(tenant_id, lease, outbox_id):
+            with at_rest(self._runtime.engine) as conn:
+                row = work.leased_outbox(conn, tenant_id, lease, outbox_id)
+            if row is not None:
+                self._send(tenant_id, lease, row)
+                return
+            with unit(self._runtime.engine) as (conn, _):
+                # Sending was stopped in between: whoever starts it again must not wait for the lease to run out.
+                work.return_outbox(
+                    conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped"
+                )
+
+    @contextmanager
+    def _given_back(self, tenant_id: UUID, lease: UUID, outbox_id: UUID | None) -> Iterator[None]:
+        """What the lease still holds when the database is lost meanwhile is given back once it is there again."""
+        self._sent = False
+        try:
+            yield
+        except SQLAlchemyError as error:
+            back = partial(work.release_outbox, tenant_id=tenant_id, lease=lease, outbox_id=outbox_id, sent=self._sent)
+            self._runtime.abandoned.note(error, back)
+            raise
 
     def _send(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> None:
         tenant: Tenant | None = None
         self._sent, self._empty_writes = bool(row.sent), row.empty_writes
         try:
-            with at_rest(self._runtime.engine) as conn:
-                job = self._job(conn, tenant_id, lease, row)
+            job = self._ready(tenant_id, lease, row)
             tenant = job.tenant
             if job.wait:
                 self._return(tenant_id, lease, row, after=job.wait, counts=False, reason="crm_paused")
@@ -141,6 +158,17 @@ class Sender:
             _log.error("write-back failed", tenant=str(tenant_id), **log.fault(error))
             self._sent = True  # an answer that nobody foresaw: the write may well have been applied
             self._return(tenant_id, lease, row, after=5.0, counts=True, reason="fault")
+
+    def _ready(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> Job:
+        try:
+            with at_rest(self._runtime.engine) as conn:
+                return self._job(conn, tenant_id, lease, row)
+        except StaleToken:
+            with at_rest(self._runtime.engine) as conn:
+                tenant = self._runtime.tenant(conn, tenant_id)
+        oauth.renew(self._runtime, tenant)
+        with at_rest(self._runtime.engine) as conn:
+            return self._job(conn, tenant_id, lease, row)
 
     def _job(self, conn: sa.Connection, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> Job:
         lr, ar, a, s, b, c = t.lead_refs.c, t.agent_refs.c, t.agents.c, t.lead_roles.c, breakers.c, t.tenants.c
@@ -353,6 +381,8 @@ class Sender:
             with unit(self._runtime.engine) as (conn, _):
                 breaker.shut_breaker(conn, tenant_id, seconds=_REFUSED_WAIT, reason=outcome.value)
                 open_alarm(conn, tenant_id, "crm_refuses_us", outcome.value, error.text)
+                if outcome is Outcome.REAUTHORISE and tenant is not None:
+                    oauth.doubt(conn, tenant)
                 self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
             return
         if outcome is Outcome.GONE:

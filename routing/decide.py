@@ -172,8 +172,9 @@ class Case:
     """One lead to decide in one role. ``holders`` are agents who hold it in another role, ``declined`` those who had
     it and are not to get it again.
 
-    ``tried`` are the rules that were tried on this very lead under this very plan already, if any: trying is pure, so
-    they need not be tried again. ``waits`` is since when it is held, None for a lead that is not.
+    ``chosen`` is the agent whom a human chose for this very lead: nothing else is asked. ``tried`` are the rules that
+    were tried on it under this very plan already, if any: trying is pure, so they need not be tried again. ``waits`` is
+    since when it is held, None for a lead that is not.
     """
 
     lead_id: UUID
@@ -185,6 +186,7 @@ class Case:
     holders: frozenset[UUID] = frozenset()
     declined: frozenset[UUID] = frozenset()
     tried: Search | None = None
+    chosen: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +271,9 @@ class _Attempt:
 
     def run(self) -> Decision:
         case, plan, search = self.case, self.bench.plan, self.search
+        if case.chosen is not None:
+            found, reason = self._agent(case.chosen, "chosen")
+            return found or self._end(Outcome.LEFT, reason)
         if case.role is Role.OWNER and search is not None and case.existing_owner and not self._left_alone(search):
             # The default for every newcomer: the same person goes to the agent who has them, before any other rule.
             decision = self._existing_owner(case.existing_owner, "existing_owner")

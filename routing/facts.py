@@ -21,10 +21,12 @@ import phonenumbers
 from routing.fields import bare_code, normal_text
 from routing.model import Lead, Scalar
 
-_TUPLES = ("collaborator_refs", "tags", "emails", "phones")
+_TUPLES = ("collaborator_refs", "former_refs", "tags", "emails", "phones")
 _TIMES = ("created_at", "updated_at")
 # Who holds the lead, and when it was touched, are not what rules look at: a change there alone is no news to them.
-_NOT_FOR_RULES = frozenset({"ref", "owner_ref", "pond_ref", "unclaimed", "collaborator_refs", "updated_at", "name"})
+_NOT_FOR_RULES = frozenset(
+    {"ref", "former_refs", "owner_ref", "pond_ref", "unclaimed", "collaborator_refs", "updated_at", "name"}
+)
 
 
 def _out(value: object) -> Any:
@@ -99,7 +101,7 @@ def normal_phone(value: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """By what another lead may be the same person (``personal``: email, phone) or household (street, zip), as digests.
+    """Digests of what another lead of the same person (``personal``: email, phone) or household (street, zip) has, too.
 
     ``twins`` are pairs of digests of one phone, the finer and the coarser: what says nothing any more as the one,
     because too many share it, says nothing as the other either.

@@ -31,9 +31,10 @@ class Lead:
     """A prospect as one CRM shows it at one reading, in Turnlock's words.
 
     ``ref`` is the CRM's id as text. ``owner_ref`` is the CRM's id of the owning agent or None; ``pond_ref`` names a
-    shared bucket that holds the lead; ``unclaimed`` marks an open first-to-claim offer. Money is in the account's
-    currency, ``latitude`` and ``longitude`` are degrees (WGS 84). Times are aware UTC. A field that the CRM does not
-    fill is None or empty, never a made-up default.
+    shared bucket that holds the lead; ``unclaimed`` marks an open first-to-claim offer; ``former_refs`` are ids that
+    this lead, or one merged into it, had before. Money is in the account's currency, ``latitude`` and ``longitude``
+    are degrees (WGS 84). Times are aware UTC. A field that the CRM does not fill is None or empty, never a made-up
+    default.
     """
 
     ref: str
@@ -41,6 +42,7 @@ class Lead:
     pond_ref: str | None = None
     unclaimed: bool = False
     collaborator_refs: tuple[str, ...] = ()
+    former_refs: tuple[str, ...] = ()
     source: str | None = None
     type: str | None = None
     stage: str | None = None

@@ -179,6 +179,17 @@ def lock_leads(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID])
     return {row.lead_id: row.version for row in rows}
 
 
+def newest_ref(conn: sa.Connection, tenant_id: UUID, lead_id: UUID) -> str | None:
+    """The id under which the CRM shows the lead now: a merge adds one, and the newest is the one it answers to."""
+    c = t.lead_refs.c
+    return conn.execute(
+        sa.select(c.ref)
+        .where(c.tenant_id == tenant_id, c.lead_id == lead_id)
+        .order_by(c.created_at.desc(), c.ref)
+        .limit(1)
+    ).scalar_one_or_none()
+
+
 def lock_identities(conn: sa.Connection, tenant_id: UUID, digests: Collection[bytes]) -> None:
     """Lock these identities. After the leads, before the queues.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,13 +16,15 @@ import sqlalchemy as sa
 from cryptography.fernet import Fernet
 from hypothesis import HealthCheck, settings
 
-from connector import migrate
+from adapters.followupboss import FollowUpBoss
+from connector import migrate, worker
 from connector.database import make_engine
 from connector.embedded import EmbeddedPostgres
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox
 from connector.settings import Settings
 from tests.rig import Rig
+from tests.serving import Serving
 
 # Machines are shared: an example's time says nothing about the code.
 settings.register_profile("turnlock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,10 +34,29 @@ TEMPLATE = "turnlock_template"
 _numbers = itertools.count(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_pauses_for_manners() -> Iterator[None]:
+    """What the product waits for out of politeness alone is waited for only in the tests of it: notes, idle looks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FollowUpBoss, "note_pace", 0.0)  # the sandbox counts notes only when its limits are on
+        patch.setattr(worker, "HEARING", 0.02)
+        patch.setattr(worker, "LOOK", 0.1)
+        yield
+
+
+def _fast_folder() -> str | None:
+    """Where the data of the server lie: in memory where there is plenty, for the tests wait for its disk all the time.
+
+    Nothing is tested less: no test takes the power away, and the server itself works as on a disk.
+    """
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 6 << 30 else None
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedPostgres]:
     """A real PostgreSQL with the safety settings of production, and a migrated template database in it."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=_fast_folder()) as folder:
         # Root's server runs as another user, who must get through; else the data would lie outside and stay.
         os.chmod(folder, 0o711)
         with EmbeddedPostgres(Path(folder) / "postgres") as running:
@@ -96,3 +118,19 @@ def make_rig(runtime: Runtime) -> Iterator[Callable[..., Rig]]:
 def rig(make_rig: Callable[..., Rig]) -> Rig:
     """Follow Up Boss's sandbox with queue "All" of Ana, Ben, Cy; everything runs."""
     return make_rig()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serving]]:
+    """Starts processes: ``serve(rig, worker=True)``; ``ready=False`` does not wait for it. None outlives the test."""
+    started: list[Serving] = []
+
+    def start(rig: Rig, *, ready: bool = True, **how: Any) -> Serving:
+        started.append(Serving(rig, **how))
+        if ready:
+            started[-1].wait_ready()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from connector import __version__
+from connector.cli.apps import COMMANDS as APPS
 from connector.cli.configure import COMMANDS as CONFIGURE
 from connector.cli.inspect import COMMANDS as INSPECT
 from connector.cli.operate import COMMANDS as OPERATE
@@ -65,7 +66,7 @@ def cli() -> None:
     """
 
 
-for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *OPERATE, *RETURNS, *PARKED):
+for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *OPERATE, *RETURNS, *PARKED, *APPS):
     cli.add_command(command)
 
 

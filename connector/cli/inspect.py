@@ -81,6 +81,42 @@ def _head(shown: dict[str, Any]) -> None:
         say(f"{shown['held']} lead(s) are held and get the next agents who are free.")
 
 
+@queue.command("import")
+@tenant_argument
+@click.option("--team", "only", multiple=True, metavar="NAME", help="Only this team; may be given several times.")
+@json_option
+def queue_import(tenant: str, only: tuple[str, ...], as_json: bool) -> None:
+    """Print the CRM's teams and groups as queues, to be put into the configuration. Nothing is applied.
+
+    Members are the active agents, in the CRM's order, all with weight 1. A team whose name a queue has already is left
+    out.
+
+    Example: turnlock queue import acme --team Austin
+    """
+    from connector import teams
+
+    with tenant_session(tenant) as (runtime, found):
+        read = teams.as_queues(runtime, found, only)
+    if as_json:
+        print_json(
+            {
+                "tenant": found.name,
+                "queues": list(read.queues),
+                "present": list(read.present),
+                "unknown_agents": read.unknown,
+                "yaml": read.text,
+            }
+        )
+        return
+    click.echo(read.text, nl=False)
+    if not read.queues:
+        click.echo("No new queue: the CRM has no team that is not one already.", err=True)
+    if read.present:
+        click.echo(f"Queues already: {', '.join(read.present)}.", err=True)
+    if read.unknown:
+        click.echo(f"{read.unknown} agent(s) are not known yet: `turnlock agents sync {found.name}`.", err=True)
+
+
 @queue.command("show")
 @tenant_argument
 @click.argument("name", metavar="QUEUE")

@@ -105,12 +105,12 @@ def sweep(tenant: str, since: datetime | timedelta, as_json: bool) -> None:
 
     Example: turnlock sweep acme --since 7d
     """
-    from datetime import UTC
-
     from connector.chores import sweep as run
 
-    moment = datetime.now(UTC) - since if isinstance(since, timedelta) else since
     with tenant_session(tenant) as (runtime, found):
+        with runtime.engine.connect() as conn:
+            now = runtime.database_clock.read(conn)
+        moment = now - since if isinstance(since, timedelta) else since
         swept = run(runtime, found, moment)
     if as_json:
         print_json({"tenant": found.name, "since": moment.isoformat(), "seen": swept.seen, "found": swept.found})
@@ -118,4 +118,43 @@ def sweep(tenant: str, since: datetime | timedelta, as_json: bool) -> None:
         say(f"{swept.seen} lead(s) without an agent in the CRM, {swept.found} of them new to Turnlock.")
 
 
-COMMANDS = (pause, resume, outbox, sweep)
+@click.command("test-lead")
+@tenant_argument
+@click.option("--to", "agent", required=True, help="The agent who gets it: an email, CRM id or name.")
+@click.option("--wait", "patience", type=click.IntRange(1, 600), default=60, show_default=True, help="Seconds.")
+@click.option("--keep", is_flag=True, help="Leave the lead in the CRM.")
+@json_option
+def test_lead(tenant: str, agent: str, patience: int, keep: bool, as_json: bool) -> None:
+    """Send one marked lead all the way and say how far it came; then remove it from the CRM.
+
+    It is made in the CRM of TENANT, and goes to the agent of --to without taking a turn, whatever the rules say.
+    `turnlock serve` (or web and worker) must be running. Exit code 1: it did not come all the way.
+
+    Example: turnlock test-lead acme --to ana@example.com
+    """
+    import sys
+
+    from connector import testing
+
+    with tenant_session(tenant) as (runtime, found):
+        with runtime.engine.connect() as conn:
+            who = find_agent(conn, found, agent)
+        way = testing.send(runtime, found, who.agent_id, patience=patience, keep=keep)
+    steps = (
+        ("heard", way.heard, "the CRM's webhook came in", "no webhook came in: see `turnlock check`"),
+        ("decided", way.decided, f"decided for {who.name}", "not decided: see `turnlock explain` and the worker's log"),
+        ("owned", way.owned, "the CRM shows the owner", "the CRM does not show the owner: see `turnlock parked`"),
+        ("noted", way.noted, "the note is on the lead", "no note"),
+    )
+    if as_json:
+        seconds = {name: None if at is None else round(at, 3) for name, at, *_ in steps}
+        print_json({"tenant": found.name, "lead": way.ref, "whole": way.whole, "removed": way.removed, **seconds})
+    else:
+        say(f"Test lead {way.ref}")
+        say(*(f"  {at:6.2f} s  {good}" if at is not None else f"       -    {bad}" for _, at, good, bad in steps))
+        say("It is removed from the CRM." if way.removed else "It is still in the CRM.")
+    if not way.whole:
+        sys.exit(1)
+
+
+COMMANDS = (test_lead, pause, resume, outbox, sweep)

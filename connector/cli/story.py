@@ -18,6 +18,7 @@ _HOW = {
     "default_agent": "the queue's default agent",
     "existing_owner": "has this person already",
     "same_household": "has this household already",
+    "chosen": "chosen for a test",
 }
 _RESULT = {"matched": "yes", "failed": "no", "missing": "no, it is missing", "not_comparable": "no, not comparable"}
 

@@ -121,7 +121,8 @@ def each_tenant(runtime: Runtime, name: str | None) -> list[Tenant]:
             return [runtime.tenant_named(conn, name)]
         c = tenants.c
         ids = conn.execute(sa.select(c.tenant_id).where(c.status == "active").order_by(c.name)).scalars().all()
-        return [runtime.tenant(conn, tenant_id) for tenant_id in ids]
+        found = [runtime.tenant(conn, tenant_id) for tenant_id in ids]
+    return [tenant for tenant in found if not tenant.is_app]
 
 
 def actor() -> str:

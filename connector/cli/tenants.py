@@ -57,7 +57,7 @@ def _parameters(crm: str) -> list[Mapping[str, Any]]:
 
 @tenant.command("add")
 @click.argument("name", callback=_name)
-@click.option("--crm", required=True, help="Which CRM, by the name of its adapter: followupboss, bottlecrm, generic.")
+@click.option("--crm", required=True, help="Which CRM, by the name of its adapter, such as followupboss or generic.")
 @click.option("--base-url", callback=_address, help="The CRM's address, where it has none of its own.")
 @click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="A plain parameter.")
 @click.option(
@@ -67,9 +67,16 @@ def _parameters(crm: str) -> list[Mapping[str, Any]]:
     metavar="NAME[=@FILE]",
     help="A secret: from FILE, from TURNLOCK_SECRET_<NAME>, or asked for.",
 )
+@click.option("--oauth", "by_oauth", is_flag=True, help="Access is granted to the app of this CRM: `turnlock connect`.")
 @json_option
 def tenant_add(
-    name: str, crm: str, base_url: str | None, params: dict[str, str], named: tuple[str, ...], as_json: bool
+    name: str,
+    crm: str,
+    base_url: str | None,
+    params: dict[str, str],
+    named: tuple[str, ...],
+    by_oauth: bool,
+    as_json: bool,
 ) -> None:
     """Add the tenant NAME with its credentials. Nothing is changed in the CRM until `turnlock install`.
 
@@ -80,11 +87,14 @@ def tenant_add(
     parameters = _parameters(crm)
     with session() as runtime:
         values = secrets.gather(named, parameters)
-        tenant_id = tenants.add_tenant(runtime, name, crm, base_url=base_url, parameters=params, secret_values=values)
+        tenant_id = tenants.add_tenant(
+            runtime, name, crm, base_url=base_url, parameters=params, secret_values=values, by_oauth=by_oauth
+        )
     if as_json:
         print_json({"tenant": name, "tenant_id": str(tenant_id), "crm": crm})
     else:
-        say(f"Added {name}. Next: `turnlock check {name}`, then `turnlock install {name}`.")
+        first = f"`turnlock connect {name}`, then " if by_oauth else ""
+        say(f"Added {name}. Next: {first}`turnlock check {name}`, then `turnlock install {name}`.")
 
 
 @tenant.command("list")
@@ -97,6 +107,7 @@ def tenant_list(removed: bool, as_json: bool) -> None:
     """
     import sqlalchemy as sa
 
+    from connector.runtime import app_id
     from routing.tables import tenants
 
     c = tenants.c
@@ -104,7 +115,8 @@ def tenant_list(removed: bool, as_json: bool) -> None:
     if not removed:
         query = query.where(c.status == "active")
     with session() as runtime, runtime.engine.connect() as conn:
-        rows = [dict(row) | {"tenant_id": str(row["tenant_id"])} for row in conn.execute(query).mappings()]
+        found = [row for row in conn.execute(query).mappings() if row["tenant_id"] != app_id(row["crm"])]
+        rows = [dict(row) | {"tenant_id": str(row["tenant_id"])} for row in found]
     if as_json:
         print_json({"tenants": rows})
         return

@@ -1,4 +1,4 @@
-"""A CRM to try things on: a local HTTP server with the APIs of Follow Up Boss and BottleCRM, a generic one, and faults.
+"""A CRM to try things on: a local HTTP server with the APIs of several CRMs, a generic one, and faults.
 
 It follows the vendors' documents by itself: nothing here imports an adapter, so that each keeps the other honest.
 All people and keys in it are invented.

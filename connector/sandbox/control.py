@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from connector.sandbox import bottlecrm, fub_hooks, generic
+from connector.sandbox import bottlecrm, fub_hooks, generic, hubspot
 from connector.sandbox.crm import Crm
 from connector.sandbox.deliver import Delivery
 from connector.sandbox.exchange import Answer
@@ -75,6 +75,11 @@ class Control:
             if pond is not None and pond not in self.crm.state.ponds:
                 raise ValueError(f"no pond {pond}")
             return self.crm.state.set_owner(self._lead(lead), None, "human", pond)
+
+    def merge_leads(self, kept: int, lost: int) -> int:
+        """Merge two leads into one under a new id, as some CRMs do; that id."""
+        with self.crm.state.transaction():
+            return self.crm.state.merge(self._lead(kept), self._lead(lost))
 
     def delete_leads(self, leads: Sequence[int]) -> None:
         """Delete leads, told in one go."""
@@ -255,9 +260,9 @@ class Control:
         Without `topics`: all topics in one hook, or one hook for each lead and inquiry topic of Follow Up Boss.
         """
         add = self.crm.state.add_hook
-        for other in (generic, bottlecrm):
+        for other in (generic, bottlecrm, hubspot):
             if face == other.FACE:
-                return [add(face, url, tuple(topics or other.TOPICS.values())).id]
+                return [add(face, url, tuple(topics or dict.fromkeys(other.TOPICS.values()))).id]
         if face != fub_hooks.FACE:
             raise ValueError(f"no face {face!r}")
         return [add(face, url, (topic,), "Turnlock").id for topic in topics or fub_hooks.USUAL]
@@ -311,6 +316,8 @@ class Control:
                 made = fub_hooks.signed_headers(state, target, data)
             elif signed and target.face == bottlecrm.FACE:
                 made = bottlecrm.signed_headers(state.account.webhook_secret, "raw", message_id, data)
+            elif signed and target.face == hubspot.FACE:
+                made = hubspot.signed_headers(state.account.hubspot_secret, target.url, data)
             elif signed:
                 made = generic.signed_headers(state.account.webhook_secret, message_id, data)
             return {**made, **(headers or {})}

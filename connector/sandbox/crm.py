@@ -15,9 +15,10 @@ from connector.sandbox.exchange import Answer, Request
 from connector.sandbox.faults import Faults, Plan, Rule, retry_after
 from connector.sandbox.followupboss import FollowUpBoss
 from connector.sandbox.generic import Generic
+from connector.sandbox.hubspot import HubSpot
 from connector.sandbox.state import State
 
-Face = FollowUpBoss | Generic | BottleCrm
+Face = FollowUpBoss | Generic | BottleCrm | HubSpot
 ECHO_WAIT = 10.0  # seconds that an answer waits at most for its own deliveries
 
 
@@ -48,6 +49,7 @@ class Crm:
             FollowUpBoss(state, lambda: self.base + FollowUpBoss.prefix),
             Generic(state, lambda: self.base + Generic.prefix),
             BottleCrm(state, lambda: self.base + BottleCrm.prefix),
+            HubSpot(state, lambda: self.base + HubSpot.prefix),
         ]
         state.publishers = [face.publish for face in self.faces]
         state.send = self.dispatcher.send

@@ -41,7 +41,8 @@ def sign(body: bytes, system_key: str) -> str:
 
 def told(changes: Sequence[Change]) -> Iterator[tuple[str, list[int], dict[str, Any] | None]]:
     """Topic, ids and ``data`` of what a block of changes says, in order; equal neighbours in one."""
-    for kind, group in groupby(changes, key=lambda change: change.kind):
+    # A merge has no event of its own here.
+    for kind, group in groupby((c for c in changes if c.kind in TOPICS), key=lambda change: change.kind):
         members = list(group)
         numbers = [change.inquiry or change.lead.id for change in members]
         yield TOPICS[kind], list(dict.fromkeys(numbers)), None

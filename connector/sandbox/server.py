@@ -215,6 +215,11 @@ class Sandbox(control.Control):
         return f"{self.url}/generic"
 
     @property
+    def hubspot_url(self) -> str:
+        """Base of the HubSpot face."""
+        return f"{self.url}/hubspot"
+
+    @property
     def bottlecrm_url(self) -> str:
         """Base of the BottleCRM face."""
         return f"{self.url}/bottlecrm"

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Settings:
     """Switches of the CRM, changeable while it runs. Times in seconds, limits in calls per ``rate_window``.
 
-    ``fub_inactive`` and ``generic_inactive`` say what happens when a deactivated agent is made owner: ``accept`` (the
-    owner is set), ``empty`` (success, and nobody owns the lead), ``refuse`` (an error).
+    ``fub_inactive``, ``generic_inactive`` and ``hubspot_inactive`` say what happens when a deactivated agent is made
+    owner: ``accept`` (the owner is set), ``empty`` (success, and nobody owns the lead), ``refuse`` (an error).
     """
 
     limits: bool = False
@@ -37,12 +37,16 @@ class Settings:
     limit_people: int = 25
     limit_notes: int = 10
     limit_generic: int = 250
+    limit_hubspot: int = 190
     php_escapes: bool = False
     batch: int = 100
     generic_page: int = 100
     generic_single: bool = True
     fub_inactive: str = "accept"
     generic_inactive: str = "empty"
+    hubspot_inactive: str = "refuse"
+    hubspot_token_lives: float = 1800.0
+    hubspot_revoked: bool = False
     retry_scale: float = 1.0
     concurrency: int = 8
     timeout: float = 10.0
@@ -73,6 +77,12 @@ class Account:
     system_key: str = "sandbox-system-key-0123456789abcdef"
     api_secret: str = "whsec_c2FuZGJveC1hcGktc2VjcmV0LTAxMjM0NTY3ODk="  # noqa: S105 - invented
     api_token: str = "bcrm_pat_sandbox-0123456789"  # noqa: S105 - invented
+    hubspot_portal: int = 62515
+    hubspot_app: int = 9318066
+    hubspot_client: str = "5c2f1f4e-0000-4000-8000-sandbox00001"
+    hubspot_secret: str = "5c2f1f4e-0000-4000-8000-sandbox00002"  # noqa: S105 - invented
+    hubspot_token: str = "pat-na1-sandbox-0123456789"  # noqa: S105 - invented
+    hubspot_refresh: str = "na1-sandbox-refresh-0123456789"
     webhook_secret: str = "whsec_c2FuZGJveC1ob29rLXNlY3JldC0wMTIzNDU2Nzg="  # noqa: S105 - invented
 
 
@@ -112,10 +122,11 @@ class Lead:
     emails: list[str] = field(default_factory=list)
     phones: list[str] = field(default_factory=list)
     custom: dict[str, Any] = field(default_factory=dict)
+    former: list[int] = field(default_factory=list)
     history: deque[tuple[float, int | None, int | None]] = field(default_factory=lambda: deque(maxlen=20))
 
 
-EDITABLE = frozenset(item.name for item in fields(Lead)) - {"id", "created", "updated", "born", "history"}
+EDITABLE = frozenset(item.name for item in fields(Lead)) - {"id", "created", "updated", "born", "former", "history"}
 
 
 @dataclass(slots=True, eq=False)
@@ -153,13 +164,15 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One effective change of one lead: ``created``, ``updated``, ``deleted`` or ``inquiry``."""
+    """One effective change of one lead: ``created``, ``updated``, ``deleted``, ``merged``, ``inquiry``; and by whom."""
 
     kind: str
     lead: Lead
     tags_added: tuple[str, ...] = ()
     stage: str | None = None
     inquiry: int | None = None
+    owner_changed: bool = False
+    by: str = "human"
 
 
 @dataclass(slots=True)
@@ -264,7 +277,7 @@ class State:
             self.leads[lead.id] = lead
             if lead.owner is not None:
                 self._log_owner(lead, None, by)
-            transaction.changes.append(Change("created", lead))
+            transaction.changes.append(Change("created", lead, by=by))
             return lead
 
     def edit(self, lead: Lead, values: Mapping[str, Any], by: str = "human") -> bool:
@@ -288,7 +301,8 @@ class State:
                 self._log_owner(lead, before[0], by)
             tags = tuple(tag for tag in lead.tags if tag not in old_tags)
             stage = lead.stage if lead.stage != old_stage else None
-            transaction.changes.append(Change("updated", lead, tags, stage))
+            new_owner = lead.owner != before[0]
+            transaction.changes.append(Change("updated", lead, tags, stage, owner_changed=new_owner, by=by))
             return True
 
     def set_owner(self, lead: Lead, owner: int | None, by: str, pond: int | None = None) -> bool:
@@ -313,6 +327,18 @@ class State:
             for key in [key for key, item in self.inquiries.items() if item["lead"] == lead.id]:
                 del self.inquiries[key]
             transaction.changes.append(Change("deleted", lead))
+
+    def merge(self, kept: Lead, lost: Lead) -> int:
+        """One lead out of two, under a new id: that of `kept`, with the notes of both. The ids from before are gone."""
+        with self.transaction() as transaction:
+            before = (kept.id, lost.id)
+            notes = [note for number in before for note in self.notes.pop(number, [])]
+            for number in before:
+                del self.leads[number]
+            kept.id, kept.former, kept.updated = self.number("lead"), [*kept.former, *lost.former, *before], utc_now()
+            self.leads[kept.id], self.notes[kept.id] = kept, notes
+            transaction.changes.append(Change("merged", kept))
+            return kept.id
 
     def add_inquiry(self, lead: Lead, values: Mapping[str, Any]) -> int:
         """A new inquiry of a known lead; its id."""

@@ -12,10 +12,14 @@ from datetime import datetime
 from itertools import count, islice
 from typing import Any
 
-from adapters.base import Adapter, Event, OwnerWrite, Rejected, Subscribed, WebhookRequest
+from adapters.base import HOOK_TOPIC, Adapter, Event, OwnerWrite, Rejected, Subscribed, WebhookRequest
 from adapters.client import Client, CrmError
+from adapters.espocrm import EspoCrm
 from adapters.followupboss import FollowUpBoss
+from adapters.frappe import Frappe
 from adapters.generic import Generic
+from adapters.odoo import Odoo
+from adapters.twenty import Twenty
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 from tests.adapters.kit import Kit, kit
 
@@ -160,6 +164,33 @@ class AssumesShapes(FollowUpBoss):
         return AgentSeen(ref=ref, name=client.get(f"/users/{ref}").data["name"])
 
 
+class BelievesTheUnsigned(Odoo):
+    def parse(self, request: WebhookRequest) -> list[Event]:
+        return [replace(e, lead=Lead(ref=e.ref or ""), key_is_final=True) for e in super().parse(request)]
+
+
+class IgnoresTheAddress(EspoCrm):
+    def parse(self, request: WebhookRequest) -> list[Event]:
+        return super().parse(replace(request, headers={**request.headers, HOOK_TOPIC: "Lead.create"}))
+
+
+class WritesWithoutCondition(Frappe):
+    def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
+        now = self.fetch_leads(client, [lead.ref])[lead.ref]
+        return super().set_owner(client, now, agent_ref)
+
+
+class WaitsForNothing(EspoCrm):
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        return 60.0 if status == 403 else None
+
+
+class TakesErrorsForResults(Twenty):
+    def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
+        super().set_owner(client, lead, agent_ref)
+        return OwnerWrite()
+
+
 def _of(name: str, adapter: type[Adapter]) -> Callable[[], Kit]:
     return lambda: kit(name, adapter())
 
@@ -262,5 +293,30 @@ BROKEN: Mapping[str, tuple[Callable[[], Kit], tuple[str, ...], tuple[str, ...]]]
     "reads one by one": (_of("generic", ReadsOneByOne), ("leads_are_read_in_batches",), _GENERIC),
     "subscribes blindly": (_of("followupboss", SubscribesBlindly), ("subscriptions_are_reconciled",), _FUB),
     "leaks the answer": (_of("followupboss", LeaksTheAnswer), ("errors_tell_no_secret_and_no_person",), _FUB),
+    "believes what nobody signed": (
+        _of("odoo", BelievesTheUnsigned),
+        ("what_nobody_signed_is_only_a_reason_to_read",),
+        ("leads_are_read_and_missing_ones_are_absent", "extra_fields_are_ignored"),
+    ),
+    "ignores the address": (
+        _of("espocrm", IgnoresTheAddress),
+        ("an_unknown_topic_is_ignored", "fixtures_give_their_events"),
+        ("accepts_good_deliveries", "leads_are_read_and_missing_ones_are_absent"),
+    ),
+    "writes without its condition": (
+        _of("frappe", WritesWithoutCondition),
+        ("a_conditional_write_yields_to_a_human",),
+        ("the_same_owner_twice_is_harmless", "accepts_good_deliveries"),
+    ),
+    "takes every no for not now": (
+        _of("espocrm", WaitsForNothing),
+        ("a_write_is_sent_once_whatever_comes_back",),
+        ("the_same_owner_twice_is_harmless", "accepts_good_deliveries"),
+    ),
+    "takes errors for results": (
+        _of("twenty", TakesErrorsForResults),
+        ("a_conditional_write_yields_to_a_human",),
+        ("the_same_owner_twice_is_harmless", "accepts_good_deliveries"),
+    ),
     "assumes shapes": (_of("followupboss", AssumesShapes), ("odd_answers_raise_only_crm_errors",), _FUB),
 }

@@ -96,6 +96,7 @@ class Fake(ABC):
         self.leads: dict[str, LeadRow] = {}
         self.agents: dict[str, AgentRow] = {}
         self.hooks: list[HookRow] = []
+        self.teams: dict[str, tuple[str, list[str]]] = {}  # by their id: name, ids of agents
         self._refs = 900
         self.clock_is_off = timedelta()
         self.refuses_owners = False  # answers 200 and stores nothing, as some CRMs do for an inactive owner
@@ -144,9 +145,13 @@ class Kit(ABC):
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths of texts that events carry
     ponds: ClassVar[bool] = True  # whether this CRM has shared buckets of leads
     zone: ClassVar[str | None] = "America/Denver"  # of every agent of the fake; None where the CRM tells none
+    shows_deactivated: ClassVar[bool] = True  # else a deactivated agent is listed no more, which counts as gone
+    url: str = "https://hooks.example.com/hooks/token"  # of the hook; some CRMs sign it
 
     def __init__(self, adapter: Adapter | None = None) -> None:
         self.adapter = adapter or registry.adapter(self.name)
+
+    refusal: ClassVar[Mapping[str, str]] = {}  # headers of an answer that says no, where a bare one says "wait"
 
     @abstractmethod
     def sign(self, body: bytes, secret: bytes, at: datetime = NOW, headers: Mapping[str, str] = {}) -> dict[str, str]:
@@ -156,6 +161,18 @@ class Kit(ABC):
     def retopic(self, body: Any, topic: str) -> Any:
         """The parsed `body` under another topic."""
 
+    def writes(self, asked: Received) -> bool:
+        """Whether a call may change the CRM; for those whose readings are POSTs, too."""
+        return asked.writes
+
+    def about(self, fixture: Fixture, ref: str) -> bytes:
+        """The body of a delivery as it would be about another lead."""
+        return fixture.body.replace(fixture.about["events"][0]["ref"].encode(), ref.encode())
+
+    def topic_headers(self, topic: str) -> Mapping[str, str]:
+        """What an address of its own tells of `topic`, for a CRM whose bodies do not."""
+        return {}
+
     @abstractmethod
     def batch(self, refs: Sequence[str | None]) -> Any:
         """A parsed body with one element for each ref; None stands for an element that cannot be read."""
@@ -164,7 +181,7 @@ class Kit(ABC):
     def fake(self) -> Fake: ...
 
     def request(self, body: bytes, headers: Mapping[str, str]) -> WebhookRequest:
-        return WebhookRequest("POST", "https://hooks.example.com/hooks/token", headers, body)
+        return WebhookRequest("POST", self.url, headers, body)
 
     def signed(self, body: bytes, secret: bytes | None = None, at: datetime = NOW, **kw: Any) -> WebhookRequest:
         return self.request(body, self.sign(body, secret or self.secrets[0], at, **kw))
@@ -175,8 +192,10 @@ class Kit(ABC):
     @contextmanager
     def running(self) -> Iterator[Running]:
         fake = self.fake()
+        answering = Server(fake.handle)
+        answering.writes = self.writes
         with (
-            Server(fake.handle).running() as server,
+            answering.running() as server,
             Client(
                 server.url,
                 self.adapter.headers(self.credentials),
@@ -186,6 +205,7 @@ class Kit(ABC):
                 read_timeout=3.0,
                 deadline=5.0,
                 refine=self.adapter.refine,
+                asks_to_wait=self.adapter.asks_to_wait,
             ) as client,
         ):
             yield Running(client, fake, server)
@@ -210,7 +230,7 @@ class Scripted:
             status, body = found if isinstance(found, tuple) else (200, found)
             return status, {}, body if isinstance(body, bytes) else json.dumps(body)
 
-        for method in ("GET", "PUT", "POST", "DELETE"):
+        for method in ("GET", "PUT", "PATCH", "POST", "DELETE"):
             mock.add_callback(method, re.compile(f"{re.escape(base)}/.*"), callback)
 
 

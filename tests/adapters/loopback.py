@@ -95,6 +95,7 @@ class Server:
     def __init__(self, handle: Callable[[Received], Reply]) -> None:
         self.handle = handle
         self.received: list[Received] = []
+        self.writes: Callable[[Received], bool] = lambda asked: asked.writes
         self._http: ThreadingHTTPServer | None = None
 
     @property
@@ -108,7 +109,7 @@ class Server:
 
     @property
     def written(self) -> list[Received]:
-        return [r for r in self.received if r.writes]
+        return [r for r in self.received if self.writes(r)]
 
     @contextmanager
     def running(self, tls: ssl.SSLContext | None = None) -> Iterator[Server]:

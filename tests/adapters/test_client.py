@@ -142,6 +142,13 @@ def test_a_success_that_cannot_be_read(body: bytes) -> None:
     assert (error.outcome, error.status) == (Outcome.UNKNOWN, 200)
 
 
+def test_a_date_to_retry_after_is_measured_by_the_clock_of_whoever_names_it() -> None:
+    date = {"Date": "Mon, 01 Jun 2020 12:00:00 GMT", "Retry-After": "Mon, 01 Jun 2020 12:00:30 GMT"}
+    error = mocked(status=503, headers=date)
+    assert isinstance(error, CrmError)
+    assert error.retry_after == 30.0
+
+
 def test_an_error_keeps_status_wait_and_body_but_tells_neither_query_nor_body() -> None:
     error = mocked(status=429, json={"error": "canary-person"}, headers={"Retry-After": "11"})
     assert isinstance(error, CrmError)
@@ -270,3 +277,29 @@ def test_the_library_alone_would_leak_so_the_guard_guards_something() -> None:
         port = free.getsockname()[1]
     with pytest.raises(requests.ConnectionError, match="canary-query"):
         requests.get(f"http://127.0.0.1:{port}/?email=canary-query", timeout=1)
+
+
+def test_an_answer_that_asks_to_wait_wins_over_what_its_status_says_and_a_retry_after_says_how_long() -> None:
+    def locked(status: int, headers: Any, data: Any) -> float | None:
+        return 60.0 if status == 403 and "x-reason" not in headers else None
+
+    with responses.RequestsMock() as mock, Client(
+        "https://crm.example.com", {}, Credentials(), now=lambda: NOW, asks_to_wait=locked,
+        refine=lambda status, data: Outcome.REAUTHORISE,
+    ) as made:  # fmt: skip
+        for headers, outcome, wait in (
+            ({}, Outcome.WAIT, 60.0),
+            ({"Retry-After": "5"}, Outcome.WAIT, 5.0),
+            ({"Retry-After": "90"}, Outcome.WAIT, 90.0),
+            ({"X-Reason": "no"}, Outcome.REAUTHORISE, None),
+        ):
+            mock.add("GET", "https://crm.example.com/x", status=403, headers=headers)
+            error = error_of(lambda: made.get("/x"))
+            assert (error.outcome, error.retry_after) == (outcome, wait)
+
+
+def test_an_answer_may_be_an_error_though_it_is_a_success() -> None:
+    error = Answer(200, {"error": "canary"}, {}, "POST /x").failed(Outcome.GONE)
+    assert (error.outcome, error.status, error.data) == (Outcome.GONE, 200, {"error": "canary"})
+    assert "POST /x: 200" in str(error)
+    assert "canary" not in str(error)

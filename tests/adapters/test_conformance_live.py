@@ -10,13 +10,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
 
 from adapters import registry
-from adapters.base import Capability, EventKind
+from adapters.base import HOOK_TOPIC, Capability, EventKind
+from adapters.client import Client
 from connector import manifest, tenants, writeback
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox
@@ -33,14 +34,6 @@ queues: {{All: {{members: ['12', '13', '14']}}}}
 """
 # The fakes give every lead one address; without it no two of them are the same person.
 ADDRESS = b"canary@example.com"
-
-
-class _Clock(datetime):
-    """The fakes know one instant."""
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-        return NOW
 
 
 class Live(Rig):
@@ -62,7 +55,8 @@ class Live(Rig):
             of.name,
             base_url=server.url,
             parameters={k: v for k, v in of.credentials.parameters.items() if k in known},
-            secret_values={**of.credentials.secrets, of.adapter.hook_secret: secret.decode()},
+            secret_values={**of.credentials.secrets}
+            | ({of.adapter.hook_secret: secret.decode()} if of.adapter.hook_secret else {}),
         )
         with runtime.engine.connect() as conn:
             self.tenant = runtime.tenant_named(conn, name)
@@ -74,9 +68,9 @@ class Live(Rig):
             kind = "owner"
             for name, was, now in zip(("hook", "note", "collaborator"), before, self._shape(), strict=True):
                 kind = name if was != now else kind
-            if asked.writes:
+            if self.kit.writes(asked):
                 self.written.append(kind)
-            if asked.writes and self.lose_answer(kind):
+            if self.kit.writes(asked) and self.lose_answer(kind):
                 return reset()
         if isinstance(reply.body, dict | list):
             body = json.dumps(reply.body).encode().replace(ADDRESS, b"")
@@ -102,18 +96,20 @@ class Live(Rig):
     def tell(self, *refs: str | None, kind: EventKind = EventKind.LEAD_CREATED) -> tuple[bytes, Mapping[str, str]]:
         """A delivery about these leads, signed now. None stands for one that cannot be read."""
         headers: Mapping[str, str] = {}
+        self.kit.url = self.hook_url
         if Capability.BATCH_DELIVERY in self.kit.adapter.capabilities:
             topics = [topic for topic, what in self.kit.adapter.topics.items() if what is kind]
             body = json.dumps(self.kit.retopic(self.kit.batch(refs), topics[0])).encode()
+            headers = self.kit.topic_headers(topics[0])
         else:
             told = next(f for f in deliveries(self.crm) if [e["kind"] for e in f.about["events"]] == [kind])
             (ref,) = refs
-            body, headers = told.body.replace(told.about["events"][0]["ref"].encode(), str(ref).encode()), told.headers
+            body, headers = self.kit.about(told, str(ref)), told.headers
         return body, self.kit.sign(body, self.secret, datetime.now(UTC), headers)
 
     def send(self, delivery: tuple[bytes, Mapping[str, str]]) -> int:
         """Post a delivery to the own hook; the status of the answer."""
-        return http_send(self.hook_url, *delivery).status
+        return send_to(self.hook_url, delivery)
 
     def settle_owners(self, seconds: float = 20.0) -> None:
         """Wait until no event waits and no owner write is open."""
@@ -133,6 +129,13 @@ class Live(Rig):
         assert self.held_by(*refs) == self.turns()
         assert self.written.count("owner") == len(refs)
         self.audit()
+
+
+def send_to(url: str, delivery: tuple[bytes, Mapping[str, str]]) -> int:
+    """Post a delivery to a hook, at the address of its topic where it has one."""
+    body, headers = delivery[0], dict(delivery[1])
+    topic = headers.pop(HOOK_TOPIC, None)
+    return http_send(f"{url}/{topic}" if topic else url, body, headers).status
 
 
 Make = Callable[..., Live]
@@ -163,7 +166,10 @@ def cases() -> list[tuple[str, str]]:
 @pytest.fixture
 def make_live(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Make]]:
     """For the name of a CRM: what makes tenants of it, the first with the web server and the worker."""
-    monkeypatch.setattr("connector.runtime.datetime", _Clock)
+    # The fakes know one instant, by which they judge the signatures of our calls.
+    monkeypatch.setattr(
+        "connector.runtime.Client", lambda *given, now, **named: Client(*given, now=lambda: NOW, **named)
+    )
     with ExitStack() as stack:
 
         def of(crm: str) -> Make:
@@ -278,7 +284,7 @@ def a_delivery_sent_on_to_another_tenant_changes_nothing_there(make: Make) -> No
     other = make("beta", secret=live.kit.secrets[1] if own else live.secret)
     live.free("5001")
     delivery = live.tell("5001")
-    status = http_send(other.hook_url, *delivery).status
+    status = send_to(other.hook_url, delivery)
     if own:
         assert status == 401
         assert other.events() == []

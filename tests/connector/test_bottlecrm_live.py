@@ -99,6 +99,7 @@ def test_a_rule_on_a_field_that_no_payload_holds_has_the_lead_read_first(live: R
 
 
 def test_an_agent_whom_the_crm_drops_is_passed_over_without_a_loop(live: Rig) -> None:
+    live.wait_chores()
     live.sandbox.deactivate_agent(int(ANA))  # read as active a moment ago
     ref = live.create()
     assert live.wait_owner(ref) == BEN

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
@@ -24,20 +22,9 @@ from connector.flags import switch
 from routing import saving, store
 from routing import tables as t
 from routing.model import Flag
+from tests.locks import queue_held, waiting_for_locks
 from tests.rig import ANA, BEN, CY, DEE, Rig, until
 
-TWO_QUEUES = """
-default_queue: All
-queues:
-  All:
-    members: ['12', '13', '14']
-  Other:
-    members: ['15', '16']
-rules:
-  - name: Zillow
-    when: {field: source, equals: Zillow}
-    to: {queue: Other}
-"""
 CROSSED = """
 queues:
   One:
@@ -54,25 +41,6 @@ rules:
 def _without_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     # Notes are a lane of their own with its own pace; here they would only take time.
     monkeypatch.setattr(FollowUpBoss, "capabilities", FollowUpBoss.capabilities - {Capability.NOTES})
-
-
-@contextmanager
-def queue_held(rig: Rig, name: str = "All") -> Iterator[None]:
-    """Another session holds the queue's row."""
-    with rig.runtime.engine.connect() as conn:
-        c = t.queues.c
-        conn.execute(
-            sa.select(c.queue_id).where(c.tenant_id == rig.tenant.tenant_id, c.name == name).with_for_update()
-        ).one()
-        yield
-        conn.rollback()
-
-
-def waiting_for_locks(rig: Rig) -> int:
-    """How many sessions wait for a lock at this instant."""
-    return int(
-        rig.one("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-    )
 
 
 def a_decider(rig: Rig) -> Decider:
@@ -205,34 +173,6 @@ def test_400_leads_take_400_turns_while_the_unchanged_configuration_is_saved_aga
 
 
 # -- what a lock does not stop ------------------------------------------------------------------------------------
-
-
-def test_a_held_queue_stops_neither_the_hook_nor_the_other_queue(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(config=TWO_QUEUES)
-    rig.wait_chores()
-    with queue_held(rig):
-        stuck = [rig.create(source="Website")]
-        until(lambda: waiting_for_locks(rig) == 1, what="a unit before the held queue")
-        stuck.append(rig.create(source="Website"))
-        until(lambda: waiting_for_locks(rig) == 2, what="every decider of this tenant before the held queue")
-        stuck += [rig.create(source="Website") for _ in range(2)]
-        took = []
-        for _ in range(4):
-            began = time.monotonic()
-            rig.assign(source="Zillow")
-            took.append(time.monotonic() - began)
-        assert [rig.owner(ref) for ref in stuck] == [None] * 4
-        answers = [attempt for d in rig.sandbox.deliveries() for attempt in d["attempts"]]
-        assert {answer["status"] for answer in answers} == {200}
-        assert max(answer["seconds"] for answer in answers) < 1.0
-        assert max(took[1:]) < 2.0, took  # the first stands behind the units that had to find out
-    rig.settle()
-    assert rig.turns("Other") == [DEE, "16", DEE, "16"]
-    assert sorted(str(rig.owner(ref)) for ref in stuck) == [ANA, ANA, BEN, CY]
-    assert rig.turns() == [ANA, BEN, CY, ANA]
-    assert rig.most_tries() == 0
-    assert rig.alarms() == set()
-    rig.audit()
 
 
 def test_two_queues_that_fall_back_to_each_other_lose_no_lead(make_rig: Callable[..., Rig]) -> None:

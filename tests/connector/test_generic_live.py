@@ -258,6 +258,7 @@ def test_the_crms_pause_and_the_admins_are_kept_apart(live: Rig) -> None:
 
 def test_a_deactivated_owner_whom_the_crm_takes_without_keeping_is_refused(live: Rig) -> None:
     """The CRM answers 200 and leaves the owner empty: the lead goes on, the agent waits for a later reading."""
+    live.wait_chores()
     live.sandbox.deactivate_agent(int(ANA))
     ref = live.create()
     assert live.wait_owner(ref) == BEN

@@ -99,6 +99,7 @@ WRONG: list[tuple[Callable[[Manifest], object], str]] = [
     (_fub(lambda a: a["verification"].update(secret="api_key")), 'the adapter\'s hook_secret is "system_key"'),
     (_fub(lambda a: a["verification"].update(signed_time=True)), "does not fit the capability signed_time"),
     (_fub(lambda a: a["verification"].update(headers=[])), "headers: is empty although webhooks are signed"),
+    (_fub(lambda a: a["verification"].update(secret=None)), "secret: does not fit the capability signed_webhooks"),
     (_fub(lambda a: a["auth"][0].update(secret="system")), f'{FUB}.auth[0].secret: "system" is not a secure parameter'),
     (_fub(_parameter("api_key", secure=False)), f"{FUB}.parameters.api_key: is named like a secret and not secure"),
     (_fub(_parameter("api_key", default="x")), f"{FUB}.parameters.api_key: has a default although it is a secret"),
@@ -137,12 +138,14 @@ def test_all_problems_are_told_at_once() -> None:
 # -- tiers are borne out by what is there ---------------------------------------------------------------------
 class Unsigned(type(registry.adapter("followupboss"))):  # type: ignore[misc]
     capabilities: ClassVar = frozenset({Capability.EVENT_ID})
+    hook_secret: ClassVar = None
 
 
 def test_a_crm_that_cannot_sign_needs_an_exemption() -> None:
     manifest = copy.deepcopy(load())
     claims = manifest["adapters"]["followupboss"]
     claims["capabilities"] = ["event_id"]
+    claims["verification"]["secret"] = None
     code = {name: registry.adapter(name) for name in registry.names()} | {"followupboss": Unsigned()}
     (problem,) = check(manifest, code)
     assert "claims signed_webhooks" in problem.what

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ from connector.settings import Settings
 from migrations import versions
 from routing.model import Flag
 from routing.tables import metadata
+from tests.connector.cli_rig import program
+from tests.connector.oauth_rig import AppRig
 from tests.rig import ABC, ANA, BEN, CY, Rig, until
 
 ORDER = list(migrate.STAGES)
@@ -193,6 +196,20 @@ def test_of_eight_that_migrate_at_once_one_does_and_all_succeed(
         thread.join()
     head = migrate.head()
     assert sorted(done, key=str) == sorted([(None, head)] + [(head, head)] * 7, key=str)
+
+
+@pytest.mark.proof
+def test_of_eight_processes_that_migrate_at_once_one_does_and_all_succeed(
+    server: EmbeddedPostgres, fresh: Callable[[], str]
+) -> None:
+    owner = url(server, fresh(), owner=True).replace("postgresql+psycopg:", "postgresql:")
+    names = {"TURNLOCK_DATABASE_URL": owner, "TURNLOCK_SECRET_KEYS": Fernet.generate_key().decode()}
+    command = [program(), "migrate"]
+    running = [Popen(command, env=names, stdout=PIPE, stderr=PIPE, text=True) for _ in range(8)]
+    said = [one.communicate(timeout=100) for one in running]
+    assert [one.returncode for one in running] == [0] * 8, said
+    assert sum("before: none" in out for out, _ in said) == 1, said
+    assert all(migrate.head() in out for out, _ in said)
 
 
 def test_a_migration_waits_politely_for_a_long_transaction_and_says_what_to_do(
@@ -437,6 +454,7 @@ def test_every_statement_on_a_tenants_table_names_the_tenant_and_locks_the_agree
 
     sa.event.listen(rig.runtime.engine, "before_cursor_execute", hear)
     a_day(rig)
+    an_apps_day(rig)
     sa.event.remove(rig.runtime.engine, "before_cursor_execute", hear)
     touching = {s for s in heard if _MENTION.search(s)}
     assert {s: nameless(s) for s in touching if nameless(s) and not excused(s)} == {}
@@ -446,6 +464,20 @@ def test_every_statement_on_a_tenants_table_names_the_tenant_and_locks_the_agree
     many = {s for s in locking if "ANY (" in s or "LIMIT" in s}
     assert all("ORDER BY" in s for s in many)
     assert len(many) >= 5
+
+
+def an_apps_day(rig: Rig) -> None:
+    """An app is registered, an account connected and renewed, told of a lead, taken away."""
+    app = AppRig(rig.runtime, rig.sandbox, "hubspot")
+    app.register_app()
+    app.add("connected")
+    assert app.connect().status == 200
+    app.install()
+    app.assign()
+    app.stale()
+    app.assign()
+    app.settle()
+    tenants.uninstall(app.runtime, app.tenant)
 
 
 def a_day(rig: Rig) -> None:
@@ -506,6 +538,7 @@ LOCKS = {
     ("connector.configuration", "_hold_still"): "tenants",
     ("connector.returns", "_keep_to_the_limit"): "agents",
     ("connector.switches", "_set"): "agents",
+    ("connector.apps", "join"): "app_accounts",
     ("connector.replay", "replay_one"): "events",
     ("connector.waiting", "_lock_alarms"): "alarms",
 }
@@ -546,7 +579,8 @@ def test_the_revisions_are_one_line_in_the_order_of_the_capabilities() -> None:
     ids = [re.search(r'^revision = "(.*)"', text, re.MULTILINE) for text in texts]
     downs = [re.search(r'^down_revision = (?:"(.*)"|None)', text, re.MULTILINE) for text in texts]
     revisions = [found[1] for found in ids if found]
-    # A stage ends with its last revision; one that came in two parts has another before it.
-    assert [r for r in revisions if r != "0005_skips"] == list(migrate.STAGES.values())
+    # A stage ends with its last revision; one that came in two parts has another before it. And the tables of OAuth
+    # stand behind no flag.
+    assert [r for r in revisions if r not in ("0005_skips", "0013_oauth")] == list(migrate.STAGES.values())
     assert [found[1] for found in downs if found] == [None, *revisions[:-1]]
     assert list(migrate.STAGES) == list(Flag)

@@ -120,7 +120,7 @@ def test_a_burst_over_sixteen_connections_is_stored_and_decided_once_each(make_r
     with ThreadPoolExecutor(16) as pool:
         statuses = [status for some in pool.map(client, [refs[n::16] for n in range(16)]) for status in some]
     assert set(statuses) == {200}
-    rig.settle()
+    rig.settle(60)
     assert len(rig.turns()) == rig.position() == 160
     rig.audit()
 
@@ -135,7 +135,8 @@ def test_a_lead_that_comes_alone_goes_straight_to_a_decider(rig: Rig, monkeypatc
     monkeypatch.setattr(inbox, "claim_events", lambda *_, **__: [])
     ref = rig.create()
     assert rig.wait_owner(ref) is not None
-    assert [(event.state, event.claims, event.lease) for event in rig.events()] == [("done", 1, None)]
+    event = rig.events()[0]  # behind it may wait what the CRM tells of our own write
+    assert (event.state, event.claims, event.lease) == ("done", 1, None)
 
 
 def test_what_was_stored_for_a_worker_that_stops_is_everybodys_at_once(rig: Rig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -481,6 +482,20 @@ def test_a_lead_gets_exactly_one_note_even_when_the_answer_is_lost(rig: Rig) -> 
         rig.settle()
         assert notes(rig, ref) == 1, fault
     assert outbox(rig, "note") == [("confirmed", None)] * len(faults)
+
+
+def test_notes_keep_their_pace_and_delay_no_owner(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.wait_chores()
+    monkeypatch.setattr(FollowUpBoss, "note_pace", 1.0)
+    refs = [str(number) for number in rig.sandbox.create_leads(4)]
+    until(lambda: all(rig.owners(refs)), what="an owner for every lead")
+    assert sum(notes(rig, ref) for ref in refs) < 4
+    rig.settle()
+    assert [notes(rig, ref) for ref in refs] == [1] * 4
+    at = [
+        call["mono"] for call in rig.sandbox.call_log() if call["method"] == "POST" and call["path"].endswith("/notes")
+    ]
+    assert all(later - earlier >= 0.95 for earlier, later in pairwise(at))
 
 
 def test_a_limit_on_notes_delays_no_owner(rig: Rig) -> None:

@@ -1,0 +1,328 @@
+"""EspoCRM 8 and 9: the REST API ``/api/v1`` (https://docs.espocrm.com/development/api/, .../development/webhooks/).
+
+What no page tells was seen on a running 8.4.2; the traffic is kept in ``tests/fixtures/espocrm/captured``.
+
+What shapes this module: a delivery is a bare array of records, with no name of the event, no id and no time, so each
+topic has an address of its own, and deliveries up to two minutes late (cron) are only taken for a reason to read.
+EspoCRM makes the secret of each webhook itself. 403 means a missing right, an unknown user, or, without a reason in
+its headers, that too many wrong logins came from this address: then the right key is refused too. An owner write is
+not conditional and takes an inactive user. A user of the API does not see inactive users at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from adapters import payload, upkeep
+from adapters.base import (
+    HOOK_TOPIC,
+    Adapter,
+    Capability,
+    Credentials,
+    Event,
+    EventKind,
+    Finding,
+    Hook,
+    OwnerWrite,
+    Rejected,
+    Subscribed,
+    Unreadable,
+    WebhookRequest,
+)
+from adapters.outcome import Outcome
+from adapters.payload import Fields
+from routing.model import AgentSeen, Lead, UnassignedDefinition
+
+if TYPE_CHECKING:
+    from adapters.client import Client
+    from adapters.upkeep import Next
+
+# https://docs.espocrm.com/development/webhooks/#events
+_KINDS: Mapping[str, EventKind] = MappingProxyType(
+    {
+        "Lead.create": EventKind.LEAD_CREATED,
+        "Lead.update": EventKind.LEAD_CHANGED,
+        "Lead.fieldUpdate.assignedUser": EventKind.LEAD_CHANGED,
+        "Lead.delete": EventKind.LEAD_DELETED,
+    }
+)
+# Every own owner write would come back twice by Lead.update (the owner, then the followers).
+_TOPICS = ("Lead.create", "Lead.fieldUpdate.assignedUser", "Lead.delete")
+_DONE = frozenset({"Converted", "Recycled", "Dead"})
+# Application/Espo/Core/Authentication/Hook/Hooks/FailedAttemptsLimit.php: 10 in 60 s from one address.
+_LOCKED = 60.0
+_RIGHTS = (  # what App/user must show of the connected user's roles, and the words for the admin
+    (("table", "Lead", "read"), "all", "Leads: read all"),
+    (("table", "Lead", "edit"), "all", "Leads: edit all"),
+    (("assignmentPermission",), "all", "Assignment Permission: all"),
+    (("userPermission",), "all", "User Permission: all"),
+    (("table", "Webhook"), True, "Webhooks: enabled"),
+)
+_ROW = "id,status,assignedUserId,createdAt"
+_USER = "id,userName,name,isActive,emailAddress,type"
+_ABOUT = ("industry", "accountName", "title", "website")  # besides custom fields, whose names begin with c
+_PAGE = 100  # more than 200 are refused
+_OVERLAP = 10  # a lead that is deleted while a list is read moves the later ones up by a place
+
+T = TypeVar("T")
+
+
+class EspoCrm(Adapter):
+    """See the module's text."""
+
+    name = "espocrm"
+    capabilities = frozenset(
+        {
+            Capability.SIGNED_WEBHOOKS,
+            Capability.TENANT_SECRET,
+            Capability.BATCH_DELIVERY,
+            Capability.WEBHOOK_API,
+            Capability.NULL_OWNER,
+            Capability.SWEEP,
+        }
+    )
+    default_base_url = None
+    hook_secret = "webhook_secret"  # noqa: S105 - the name of a secret
+    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({t: _KINDS[t] for t in _TOPICS})
+
+    def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
+        """``X-Signature: base64(<id>:<raw HMAC-SHA256 of the body>)``, id and key being the webhook's own.
+
+        A secret is ``<id>:<key>`` of each webhook, separated by commas. From version 9.3 on ``Signature`` has the
+        HMAC in hex, and ``X-Signature`` is to end with version 11.
+        """
+        keys = [(i, key) for s in secrets for i, _, key in (p.partition(b":") for p in s.split(b",")) if i and key]
+        if not keys:
+            raise Rejected("bad_secret" if any(secrets) else "no_secret")
+        given = request.headers.get("x-signature", "")
+        newer = not given
+        given = given or request.headers.get("signature", "")
+        if not given:
+            raise Rejected("no_signature")
+        offered = given.encode("utf-8", "replace")
+        for hook_id, key in keys:
+            mac = hmac.new(key, request.body, hashlib.sha256)
+            proof = mac.hexdigest().encode() if newer else mac.digest()
+            if hmac.compare_digest(base64.b64encode(hook_id + b":" + proof), offered):
+                return
+        raise Rejected("bad_signature")
+
+    def parse(self, request: WebhookRequest) -> list[Event]:
+        """One event per lead. Its key joins it with one about the same lead that nobody has read yet."""
+        topic = request.headers.get(HOOK_TOPIC, "")
+        body = payload.read_json(request.body)
+        if not isinstance(body, list):
+            raise Unreadable("wrong_type")
+        kind = _KINDS.get(topic)
+        digest = hashlib.sha256(request.body).hexdigest()
+        if kind is None:
+            return [Event(EventKind.UNKNOWN, f"unknown:{digest}", key_is_final=False)]
+        events: dict[str, Event] = {}
+        for position, element in enumerate(body):
+            try:
+                ref = Fields(element, strict=True).ref("id")
+                key = f"{topic}:{ref}"
+                events.setdefault(key, Event(kind, key, key_is_final=False, ref=ref))
+            except Unreadable as error:
+                key = f"{digest}:{position}"
+                events[key] = Event(EventKind.UNREADABLE, key, key_is_final=False, problem=error.reason)
+        return list(events.values())
+
+    def refine(self, status: int, data: Any) -> Outcome | None:
+        """403 also says that the user to be set does not exist."""
+        told = data.get("messageTranslation") if isinstance(data, dict) else None
+        unknown = isinstance(told, dict) and told.get("label") == "cannotRelateNonExisting"
+        return Outcome.REFUSED if status == 403 and unknown else None
+
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        """A 403 without its reason is the lock after too many wrong logins; each further try would prolong it."""
+        return _LOCKED if status == 403 and "X-Status-Reason" not in headers else None
+
+    def headers(self, credentials: Credentials) -> Mapping[str, str]:
+        """The key of a user of the type API."""
+        key = credentials.secrets.get("api_key")
+        return {"X-Api-Key": key} if key else {}
+
+    def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:
+        """``GET Lead/{id}``, one by one; 404 for one that is deleted."""
+        return upkeep.leads_one_by_one(refs, lambda ref: client.get(f"/api/v1/Lead/{ref}"), _lead)
+
+    def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
+        """``PUT Lead/{id}`` with ``assignedUserId`` alone."""
+        client.put(f"/api/v1/Lead/{payload.ref(lead.ref)}", json={"assignedUserId": agent_ref})
+        return OwnerWrite()
+
+    def list_agents(self, client: Client) -> Iterator[AgentSeen]:
+        """Users who work with leads, admins among them. The deactivated are not shown, so they count as gone."""
+        query = {
+            "where[0][type]": "in",
+            "where[0][attribute]": "type",
+            "where[0][value][]": ["regular", "admin"],
+            "select": _USER,
+        }
+        return upkeep.each_once(_listing(client, "User", query, _agent))
+
+    def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
+        """Out of the list, which is known to leave out the deactivated."""
+        return next((agent for agent in self.list_agents(client) if agent.ref == ref), None)
+
+    def unassigned_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """All leads created since, oldest first, filtered here.
+
+        A list of the unassigned alone would lose a page of them for each page that is assigned while it is read.
+        """
+        after = since.astimezone(UTC) - timedelta(seconds=1)  # times are whole seconds, and "after" is later than
+        query = {
+            "where[0][type]": "after",
+            "where[0][attribute]": "createdAt",
+            "where[0][value]": after.strftime("%Y-%m-%d %H:%M:%S"),
+            "where[0][dateTime]": "true",
+            "orderBy": "createdAt",
+            "order": "asc",
+            "select": _ROW,
+        }
+
+        def free(lead: Lead) -> bool:
+            young = (lead.created_at or since) >= since.replace(microsecond=0)
+            return young and lead.stage not in _DONE and definition.covers(lead)
+
+        return upkeep.fresh_refs(
+            [lead.ref for lead in page if free(lead)] for page in _listing(client, "Lead", query, _lead)
+        )
+
+    def subscribe(self, client: Client, url: str) -> Subscribed:
+        """One webhook per topic, each at an address of its own; their secrets are EspoCRM's."""
+        left = upkeep.reconcile(
+            [hook for hook, _ in _hooks(client)],
+            url,
+            _TOPICS,
+            create=lambda topic: _create(client, url, topic),
+            enable=lambda hook: _create(client, url, hook.topic, instead_of=hook),
+            remove=lambda hook: _remove(client, hook),
+        )
+        pairs = sorted(f"{hook.hook_ref}:{key}" for hook, key in _hooks(client) if hook.url == url and key)
+        return Subscribed(left.hooks, left.by_hand, ",".join(pairs) or None)
+
+    def unsubscribe(self, client: Client, url: str) -> int:
+        """Remove every webhook at `url`."""
+        return sum(_remove(client, hook) is not None for hook, _ in _hooks(client) if hook.url == url)
+
+    def check(self, client: Client, url: str | None) -> list[Finding]:
+        """User and rights, clock, leads, agents, webhooks."""
+
+        def user() -> Iterator[Finding]:
+            answer = client.get("/api/v1/App/user")
+            with answer.reading():
+                about = Fields(answer.data, strict=False)
+                who, rights = about.object("user"), about.object("acl")
+                what = f"{who.text('userName') or ''} {who.ref('id')}"
+            yield Finding("user", True, what)
+            lacking = [words for path, wanted, words in _RIGHTS if _at(rights.data, path) != wanted]
+            fix = f"give the API user a role with {'; '.join(lacking)}" if lacking else ""
+            yield Finding("rights", not lacking, f"{len(lacking)} lacking" if lacking else "sufficient", fix)
+            yield upkeep.clock(upkeep.http_date(answer.headers.get("Date")), client.now())
+
+        def leads() -> Iterator[Finding]:
+            answer = client.get("/api/v1/Lead", params={"maxSize": "1", "select": _ROW})
+            with answer.reading():
+                _rows(Fields(answer.data, strict=False), _lead)
+            yield Finding("leads", True, "readable")
+
+        return [
+            *upkeep.probe("user", user),
+            *upkeep.probe("leads", leads),
+            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            *upkeep.probe("hooks", lambda: [upkeep.hooks_alive([hook for hook, _ in _hooks(client)], url, _TOPICS)]),
+        ]
+
+
+def _at(data: Any, path: Sequence[str]) -> Any:
+    for step in path:
+        data = data.get(step) if isinstance(data, dict) else None
+    return data
+
+
+def _lead(lead: Fields) -> Lead:
+    if not lead.has("assignedUserId"):
+        raise payload.missing("assignedUserId")  # a right to the field may lack: nobody is guessed
+    emails = [e.text("emailAddress") for e in lead.objects("emailAddressData")]
+    phones = [p.text("phoneNumber") for p in lead.objects("phoneNumberData")]
+    custom = [k for k in lead.data if k in _ABOUT or (k[:1] == "c" and k[1:2].isupper())]
+    return Lead(
+        ref=lead.ref("id"),
+        owner_ref=lead.optional_ref("assignedUserId"),
+        source=lead.text("source"),
+        stage=lead.text("status"),
+        price=lead.number("opportunityAmount"),
+        street=lead.text("addressStreet"),
+        city=lead.text("addressCity"),
+        state=lead.text("addressState"),
+        zip=lead.text("addressPostalCode"),
+        country=lead.text("addressCountry"),
+        campaign=lead.text("campaignName"),
+        emails=payload.unique(payload.email(e or "") for e in (lead.text("emailAddress"), *emails)),
+        phones=payload.unique(payload.phone(p or "") for p in (lead.text("phoneNumber"), *phones)),
+        custom=MappingProxyType(lead.scalars(custom)),
+        created_at=lead.time("createdAt"),
+        updated_at=lead.time("modifiedAt"),
+        name=lead.text("name"),
+    )
+
+
+def _agent(user: Fields) -> AgentSeen:
+    ref = user.ref("id")
+    name = user.text("name") or user.text("userName") or ref
+    return AgentSeen(ref=ref, name=name, email=user.text("emailAddress"), active=user.flag("isActive") is True)
+
+
+def _hook(hook: Fields) -> tuple[Hook, str | None]:
+    """A webhook with its key. Its address is told without the topic that ours end with."""
+    topic = hook.text("event") or ""
+    url = (hook.text("url") or "").removesuffix(f"/{topic}")
+    return Hook(hook.ref("id"), topic, url, hook.flag("isActive") is True), hook.text("secretKey")
+
+
+def _hooks(client: Client) -> list[tuple[Hook, str | None]]:
+    return [row for page in _listing(client, "Webhook", {}, _hook) for row in page]
+
+
+def _create(client: Client, url: str, topic: str, instead_of: Hook | None = None) -> Hook:
+    if instead_of is not None:
+        _remove(client, instead_of)
+    answer = client.post("/api/v1/Webhook", json={"event": topic, "url": f"{url}/{topic}"})
+    with answer.reading(write=True):
+        return _hook(Fields(answer.data, strict=False))[0]
+
+
+def _remove(client: Client, hook: Hook) -> object:
+    return upkeep.unless_gone(lambda: client.delete(f"/api/v1/Webhook/{hook.hook_ref}"))
+
+
+def _rows(data: Fields, make: Callable[[Fields], T]) -> list[T]:
+    if not isinstance(data.data.get("list"), list):
+        raise payload.missing("list")
+    return [make(row) for row in data.objects("list")]
+
+
+def _listing(client: Client, kind: str, query: Mapping[str, Any], make: Callable[[Fields], T]) -> Iterator[list[T]]:
+    """The pages of a list, each beginning a little before the end of the last."""
+    start = 0
+
+    def read(data: Fields) -> tuple[list[T], Next | None]:
+        nonlocal start
+        rows = _rows(data, make)
+        if len(rows) < _PAGE:
+            return rows, None
+        start += _PAGE - _OVERLAP
+        return rows, (path, base | {"offset": str(start)})
+
+    path, base = f"/api/v1/{kind}", {**query, "maxSize": str(_PAGE)}
+    return upkeep.pages(lambda link, params: client.get(link, params=params), (path, base | {"offset": "0"}), read)

@@ -1,0 +1,350 @@
+"""Frappe CRM 1 on Frappe Framework 15 and 16.
+
+Pages (https://docs.frappe.io/framework/user/en/...): api/rest, guides/integration/webhooks.
+
+What no page tells was seen on a running CRM 1.25.1; the traffic is kept in ``tests/fixtures/frappe/captured``.
+
+What shapes this module: an owner write may name the ``modified`` that was read, and is refused (417) when the lead was
+changed since; 417 is also each refusal for good. Times are those of the site's zone, without a mark. Nobody is null on
+a new lead, an empty text on a cleared one, and left out where a single lead is read. Agents are e-mail addresses; a
+disabled one is accepted. Deliveries hold what their webhook asks for, without id or time, and are tried three times in
+five seconds. Webhooks show no secret, so ours carry a mark of it in their names.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets as random_secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from urllib.parse import quote
+from zoneinfo import ZoneInfo
+
+from adapters import payload, upkeep
+from adapters.base import (
+    HOOK_TOPIC,
+    Adapter,
+    Capability,
+    Credentials,
+    Event,
+    EventKind,
+    Finding,
+    Hook,
+    OwnerWrite,
+    Rejected,
+    Subscribed,
+    WebhookRequest,
+)
+from adapters.outcome import CrmError, Outcome
+from adapters.payload import Fields
+from routing.model import AgentSeen, Lead, UnassignedDefinition
+
+if TYPE_CHECKING:
+    from adapters.client import Client
+    from adapters.upkeep import Next
+
+# frappe/integrations/doctype/webhook/webhook.json: ``webhook_docevent``. Each save sends on_update as well.
+_TOPICS: Mapping[str, EventKind] = MappingProxyType(
+    {"after_insert": EventKind.LEAD_CREATED, "on_change": EventKind.LEAD_CHANGED}
+)
+_LEAD, _LEADS, _USERS, _HOOKS = "CRM Lead", "/api/resource/CRM%20Lead", "/api/resource/User", "/api/resource/Webhook"
+_USER = ("name", "email", "full_name", "enabled", "user_type", "time_zone")
+_AGENTS = (("user_type", "=", "System User"), ("name", "not in", ("Administrator", "Guest")))
+# Besides fields of the site's own, whose names begin with custom_.
+_ABOUT = ("organization", "territory", "industry", "job_title", "no_of_employees", "annual_revenue", "website")
+_BY_HAND = (
+    "{topic}: only a user with the role System Manager may make webhooks. Give it to the connected user and install "
+    "again, or as an administrator make one: Document Type CRM Lead, Doc Event {topic}, Condition not doc.lead_owner, "
+    "Request URL {url}/{topic}, Data name, Webhook Secret as set by `turnlock tenant secret <tenant> webhook_secret`"
+)
+_PAGE = 100
+_OVERLAP = 10  # a lead that is deleted while a list is read moves the later ones up by a place
+
+T = TypeVar("T")
+
+
+class Frappe(Adapter):
+    """See the module's text."""
+
+    name = "frappe"
+    capabilities = frozenset(
+        {
+            Capability.SIGNED_WEBHOOKS,
+            Capability.TENANT_SECRET,
+            Capability.BATCH_READ,
+            Capability.WEBHOOK_API,
+            Capability.CONDITIONAL_WRITE,
+            Capability.NULL_OWNER,
+            Capability.SWEEP,
+        }
+    )
+    default_base_url = None
+    hook_secret = "webhook_secret"  # noqa: S105 - the name of a secret
+    topics: ClassVar[Mapping[str, EventKind]] = _TOPICS
+    max_batch = _PAGE
+
+    def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
+        """``X-Frappe-Webhook-Signature: base64(HMAC-SHA256 of the body)``."""
+        keys = [s for s in secrets if s]
+        if not keys:
+            raise Rejected("no_secret")
+        given = request.headers.get("x-frappe-webhook-signature", "").encode("utf-8", "replace")
+        if not given:
+            raise Rejected("no_signature")
+        wanted = [base64.b64encode(hmac.digest(key, request.body, hashlib.sha256)) for key in keys]
+        if not any(hmac.compare_digest(want, given) for want in wanted):
+            raise Rejected("bad_signature")
+
+    def parse(self, request: WebhookRequest) -> list[Event]:
+        """One event. Its key joins it with one about the same lead that nobody has read yet."""
+        topic = request.headers.get(HOOK_TOPIC, "")
+        body = Fields(payload.read_json(request.body), strict=True)
+        kind = _TOPICS.get(topic)
+        if kind is None:
+            return [Event(EventKind.UNKNOWN, f"unknown:{hashlib.sha256(request.body).hexdigest()}", key_is_final=False)]
+        ref = body.ref("name")
+        return [Event(kind, f"{topic}:{ref}", key_is_final=False, ref=ref)]
+
+    def refine(self, status: int, data: Any) -> Outcome | None:
+        """417 is a refusal, unless somebody changed the lead meanwhile."""
+        stale = isinstance(data, dict) and data.get("exc_type") == "TimestampMismatchError"
+        return Outcome.CONFLICT if status == 417 and stale else None
+
+    def headers(self, credentials: Credentials) -> Mapping[str, str]:
+        """``Authorization: token <key>:<secret>``."""
+        key, secret = credentials.secrets.get("api_key"), credentials.secrets.get("api_secret")
+        return {"Authorization": f"token {key}:{secret}"} if key and secret else {}
+
+    def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:
+        """The list, by names: unlike the reading of one lead it shows an owner that is null."""
+        found: dict[str, Lead] = {}
+        wanted = [payload.ref(ref) for ref in dict.fromkeys(refs)]
+        for start in range(0, len(wanted), _PAGE):
+            names = wanted[start : start + _PAGE]
+            leads = _some(client, ("*",), [("name", "in", names)], "name asc", _PAGE)
+            found |= {lead.ref: lead for lead in leads if lead.ref in names}
+        return found
+
+    def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
+        """``PUT`` of ``lead_owner``, on condition that nothing of the lead has changed since it was read."""
+        if lead.updated_at is None:
+            now = self.fetch_leads(client, [lead.ref]).get(lead.ref)
+            if now is None or now.updated_at is None:
+                raise CrmError(Outcome.GONE, call=f"PUT {_LEADS}")
+            if now.owner_ref != lead.owner_ref:
+                return OwnerWrite(conflict=True)
+            lead = now
+        body = {"lead_owner": agent_ref, "modified": _wall(lead.updated_at or client.now(), client)}
+        try:
+            client.put(f"{_LEADS}/{quote(payload.ref(lead.ref))}", json=body)
+        except CrmError as error:
+            if error.outcome is not Outcome.CONFLICT:
+                raise
+            return OwnerWrite(conflict=True)
+        return OwnerWrite()
+
+    def list_agents(self, client: Client) -> Iterator[AgentSeen]:
+        """Users of the desk, disabled ones too."""
+        return upkeep.each_once(_listing(client, _USERS, _query(_USER, _AGENTS, "name asc"), _agent))
+
+    def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
+        """The list, by name."""
+        query = _query(_USER, [*_AGENTS, ("name", "=", ref)], "name asc")
+        return next(upkeep.each_once(_listing(client, _USERS, query, _agent)), None)
+
+    def unassigned_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """All open leads created since, oldest first, filtered here.
+
+        A list of the unassigned alone would lose a page of them for each page that is assigned while it is read.
+        """
+        filters = [("creation", ">=", _wall(since, client)), ("converted", "=", 0)]
+        query = _query(("name", "lead_owner", "creation"), filters, "creation asc, name asc")
+        leads = _listing(client, _LEADS, query, lambda row: _lead(row, _zone(client)))
+        return upkeep.fresh_refs(
+            [x.ref for x in page if (x.created_at or since) >= since and definition.covers(x)] for page in leads
+        )
+
+    def subscribe(self, client: Client, url: str) -> Subscribed:
+        """One webhook per topic for leads without an owner; with a secret made up here where there is none."""
+        secret = client.credentials.secrets.get(self.hook_secret) or random_secrets.token_hex(32)
+        try:
+            left = upkeep.reconcile(
+                _hooks(client, secret),
+                url,
+                _TOPICS,
+                create=lambda topic: _create(client, url, topic, secret),
+                enable=lambda hook: hook,  # never asked for: a disabled one is stale
+                remove=lambda hook: _remove(client, hook),
+            )
+        except CrmError as error:
+            if error.outcome is not Outcome.FORBIDDEN:
+                raise
+            return Subscribed(by_hand=tuple(_BY_HAND.format(topic=topic, url=url) for topic in _TOPICS))
+        return Subscribed(left.hooks, left.by_hand, secret)
+
+    def unsubscribe(self, client: Client, url: str) -> int:
+        """Remove every webhook at `url`."""
+        return sum(_remove(client, hook) for hook in _hooks(client, "") if hook.url == url)
+
+    def check(self, client: Client, url: str | None) -> list[Finding]:
+        """User, clock, the site's zone, leads, agents, and webhooks where the user may see them."""
+
+        def user() -> Iterator[Finding]:
+            answer = client.get("/api/method/frappe.auth.get_logged_user")
+            with answer.reading():
+                what = Fields(answer.data, strict=False).required_text("message")
+            yield Finding("user", True, what)
+            yield upkeep.clock(upkeep.http_date(answer.headers.get("Date")), client.now())
+
+        def leads() -> Iterator[Finding]:
+            newest = _some(client, ("name", "lead_owner", "modified"), [], "modified desc", 1)
+            yield Finding("leads", True, "readable")
+            yield _zone_finding(client, newest)
+
+        secret = client.credentials.secrets.get(self.hook_secret, "")
+        return [
+            *upkeep.probe("user", user),
+            *upkeep.probe("leads", leads),
+            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            *upkeep.probe("hooks", lambda: [upkeep.hooks_alive(_hooks(client, secret), url, _TOPICS)]),
+        ]
+
+
+# -- times -----------------------------------------------------------------------------------------------------------
+
+
+def _zone(client: Client) -> ZoneInfo:
+    named = Fields({"zone": client.credentials.parameters.get("time_zone")}, strict=False).zone("zone")
+    return ZoneInfo(named or "UTC")
+
+
+def _utc(time: datetime | None, zone: ZoneInfo) -> datetime | None:
+    """A time that was read, which ``Fields`` took for UTC, as the instant that it is on the site's clocks."""
+    return time and time.replace(tzinfo=zone).astimezone(UTC)
+
+
+def _wall(time: datetime, client: Client) -> str:
+    """As the site writes it: to the microsecond, and without a fraction where that is zero."""
+    return time.astimezone(_zone(client)).replace(tzinfo=None).isoformat(sep=" ")
+
+
+def _zone_finding(client: Client, newest: Sequence[Lead]) -> Finding:
+    named = client.credentials.parameters.get("time_zone") or ""
+    ahead = any(x.updated_at and (x.updated_at - client.now()).total_seconds() > upkeep.MAX_SKEW for x in newest)
+    if ahead or _zone(client).key != named:
+        fix = "set the parameter time_zone to the Time Zone of the site's System Settings, such as America/Denver"
+        return Finding("time zone", False, f"{named or 'none'} is not the site's", fix)
+    return Finding("time zone", True, named)
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _query(fields: Sequence[str], filters: Sequence[Sequence[Any]], order: str) -> dict[str, str]:
+    return {"fields": json.dumps(fields), "filters": json.dumps(filters), "order_by": order}
+
+
+def _some(client: Client, fields: Sequence[str], filters: Sequence[Any], order: str, most: int) -> list[Lead]:
+    answer = client.get(_LEADS, params=_query(fields, filters, order) | {"limit_page_length": str(most)})
+    with answer.reading():
+        return _rows(Fields(answer.data, strict=False), lambda row: _lead(row, _zone(client)))
+
+
+def _rows(data: Fields, make: Callable[[Fields], T]) -> list[T]:
+    if not isinstance(data.data.get("data"), list):
+        raise payload.missing("data")
+    return [make(row) for row in data.objects("data")]
+
+
+def _listing(client: Client, path: str, query: Mapping[str, str], make: Callable[[Fields], T]) -> Iterator[list[T]]:
+    """The pages of a list, each beginning a little before the end of the last. There is neither total nor link."""
+    start = 0
+
+    def read(data: Fields) -> tuple[list[T], Next | None]:
+        nonlocal start
+        rows = _rows(data, make)
+        start += _PAGE - _OVERLAP
+        return rows, (path, base | {"limit_start": str(start)}) if len(rows) >= _PAGE else None
+
+    base = {**query, "limit_page_length": str(_PAGE)}
+    return upkeep.pages(lambda link, params: client.get(link, params=params), (path, base | {"limit_start": "0"}), read)
+
+
+def _lead(lead: Fields, zone: ZoneInfo) -> Lead:
+    if not lead.has("lead_owner"):
+        raise payload.missing("lead_owner")  # nobody is guessed
+    custom = [k for k in lead.data if k in _ABOUT or k.startswith("custom_")]
+    return Lead(
+        ref=lead.ref("name"),
+        owner_ref=lead.optional_ref("lead_owner"),
+        source=lead.text("source"),
+        stage=lead.text("status"),
+        emails=payload.unique([payload.email(lead.text("email") or "")]),
+        phones=payload.unique(payload.phone(lead.text(k) or "") for k in ("mobile_no", "phone")),
+        custom=MappingProxyType(lead.scalars(custom)),
+        created_at=_utc(lead.time("creation"), zone),
+        updated_at=_utc(lead.time("modified"), zone),
+        name=lead.text("lead_name"),
+    )
+
+
+def _agent(user: Fields) -> AgentSeen:
+    ref = user.ref("name")
+    return AgentSeen(
+        ref=ref,
+        name=user.text("full_name") or ref,
+        email=user.text("email"),
+        active=user.flag("enabled") is True,
+        zone=user.zone("time_zone"),
+    )
+
+
+# -- webhooks --------------------------------------------------------------------------------------------------------
+
+
+def _name(url: str, topic: str, secret: str) -> str:
+    """The name of a webhook of ours, which it is asked for. It changes with the secret, which no reading shows."""
+    return f"turnlock-{topic}-{hmac.new(secret.encode(), url.encode(), hashlib.sha256).hexdigest()[:12]}"
+
+
+def _hooks(client: Client, secret: str) -> list[Hook]:
+    """Webhooks on leads. One that is disabled or has another secret, and so another name, is for no topic of ours."""
+
+    def read(row: Fields) -> Hook:
+        name, topic = row.text("name") or "", row.text("webhook_docevent") or ""
+        url = (row.text("request_url") or "").removesuffix(f"/{topic}")
+        good = name == _name(url, topic, secret) and row.flag("enabled") is True
+        return Hook(name, topic if good else f"{topic} ({name})", url, good)
+
+    fields = ("name", "webhook_docevent", "enabled", "request_url")
+    query = _query(fields, [("webhook_doctype", "=", _LEAD)], "name asc")
+    return [hook for page in _listing(client, _HOOKS, query, read) for hook in page]
+
+
+def _create(client: Client, url: str, topic: str, secret: str) -> Hook:
+    body: dict[str, Any] = {
+        "name": _name(url, topic, secret),
+        "webhook_doctype": _LEAD,
+        "webhook_docevent": topic,
+        "enabled": 1,
+        "request_url": f"{url}/{topic}",
+        "request_method": "POST",
+        "webhook_data": [{"fieldname": k, "key": k} for k in ("name", "lead_owner", "modified", "modified_by")],
+        "webhook_headers": [{"key": "Content-Type", "value": "application/json"}],
+        "enable_security": 1,
+        "webhook_secret": secret,
+        "condition": "not doc.lead_owner",
+    }
+    client.post(_HOOKS, json=body)
+    return Hook(body["name"], topic, url, True)
+
+
+def _remove(client: Client, hook: Hook) -> bool:
+    return upkeep.unless_gone(lambda: client.delete(f"{_HOOKS}/{quote(hook.hook_ref)}")) is not None

@@ -1,0 +1,325 @@
+"""HubSpot, CRM API v3.
+
+Pages (https://developers.hubspot.com/docs/...): api-reference/legacy/webhooks/guide,
+apps/legacy-apps/authentication/validating-requests, api-reference/legacy/authentication/manage-oauth-tokens,
+api-reference/error-handling, api-reference/latest/crm/using-object-apis, .../crm/search-the-crm,
+.../crm/owners/guide, api-reference/legacy/crm/activities/notes/guide, developer-tooling/platform/usage-guidelines.
+
+What shapes this module: a lead is a contact; deliveries are arrays of up to 100 elements that hold ids only; the
+signature covers method, address, body and time; there is no conditional write and an owner write echoes only some
+properties, so the owner is read back; search lags behind, so it only ever yields ids. A merge may give a *new* id.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import html
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from adapters import hubspot_reading as reading
+from adapters import payload
+from adapters.base import (
+    Adapter,
+    Capability,
+    Credentials,
+    Event,
+    EventKind,
+    Finding,
+    OwnerWrite,
+    Rejected,
+    Subscribed,
+    Team,
+    Unreadable,
+    WebhookRequest,
+)
+from adapters.oauth import OAuth
+from adapters.outcome import Outcome
+from adapters.payload import Fields
+from adapters.upkeep import agents, clock, http_date, pages, probe, unless_gone
+from routing.model import AgentSeen, Lead, UnassignedDefinition
+
+if TYPE_CHECKING:
+    from adapters.client import Client
+    from adapters.upkeep import Next
+
+_WINDOW = 300_000  # milliseconds; the vendor's. Ours may be ahead or behind by as much
+# https://developers.hubspot.com/docs/api-reference/error-handling: how long each limit takes to let calls through
+_POLICIES: Mapping[str, float] = MappingProxyType({"SECONDLY": 1.0, "TEN_SECONDLY_ROLLING": 10.0, "DAILY": 3600.0})
+_LOCKED = 2.0  # seconds, at least, before a record that is locked by bulk traffic is asked for again
+_MOVING = 477  # the account moves to another data centre
+_CONTACTS = "/crm/v3/objects/contacts"
+_NOTES = "/crm/v3/objects/notes"
+_OWNERS = "/crm/v3/owners"
+_PAGE = 100
+_SEARCH_PAGE = 200
+_NOTE_TO_CONTACT = 202
+_LAG = timedelta(seconds=120)  # in which search may not show a contact, or show it with an old owner
+
+
+class HubSpot(Adapter):
+    """See the module's text."""
+
+    name = "hubspot"
+    capabilities = frozenset(
+        {
+            Capability.SIGNED_WEBHOOKS,
+            Capability.SIGNED_TIME,
+            Capability.TENANT_SECRET,  # a private app's; and the address is signed, so nothing fits another hook
+            Capability.EVENT_ID,
+            Capability.BATCH_DELIVERY,
+            Capability.BATCH_READ,
+            Capability.NULL_OWNER,
+            Capability.NOTES,
+            Capability.SWEEP,
+            Capability.TEAMS,
+            Capability.TEST_LEAD,
+            Capability.APP_HOOKS,
+        }
+    )
+    default_base_url = "https://api.hubapi.com"
+    hook_secret = "client_secret"  # noqa: S105 - the name of a secret
+    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({f"contact.{k}": v for k, v in reading.KINDS.items()})
+    oauth = OAuth(
+        authorize_url="https://app.hubspot.com/oauth/authorize",
+        token_url="https://api.hubapi.com/oauth/v3/token",  # noqa: S106 - an address
+        scopes=("oauth", "crm.objects.contacts.read", "crm.objects.contacts.write", "crm.objects.owners.read"),
+        pkce=True,
+        account=lambda answer: answer.optional_ref("hub_id"),
+        replaces=frozenset({"access_token", "client_secret"}),
+    )
+    missing_is_final_after = 30.0
+    max_batch = _PAGE
+
+    def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
+        """``X-HubSpot-Signature-v3``: base64 HMAC-SHA256 of method, address, body and the time's own text."""
+        keys = [s for s in secrets if s]
+        if not keys:
+            raise Rejected("no_secret")
+        given = request.headers.get("x-hubspot-signature-v3", "")
+        signed_at = request.headers.get("x-hubspot-request-timestamp", "")
+        if not given or not signed_at:
+            raise Rejected("no_signature")
+        if not re.fullmatch("[0-9]{1,15}", signed_at):
+            raise Rejected("bad_signature")
+        signed = reading.signed_text(request, signed_at)
+        sent = given.encode("utf-8", "replace")
+        wanted = [base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()) for key in keys]
+        if not any(hmac.compare_digest(want, sent) for want in wanted):
+            raise Rejected("bad_signature")
+        age = now.timestamp() * 1000 - int(signed_at)
+        if abs(age) > _WINDOW:
+            raise Rejected("too_old" if age > 0 else "too_new")
+
+    def parse(self, request: WebhookRequest) -> list[Event]:
+        """The events of an array of up to 100 elements, each with the account (portal) that it is about."""
+        body = payload.read_json(request.body)
+        if not isinstance(body, list):
+            raise Unreadable("wrong_type")
+        digest = hashlib.sha256(request.body).hexdigest()
+        events: dict[str, Event] = {}
+        for position, element in enumerate(body):
+            try:
+                found = reading.events_of(element)
+            except Unreadable as error:
+                account = reading.account_of(element)
+                key = f"{digest}:{position}"
+                found = [Event(EventKind.UNREADABLE, key, problem=error.reason, account=account)]
+            for event in found:
+                events.setdefault(event.key, event)
+        return list(events.values())
+
+    def refine(self, status: int, data: Any) -> Outcome | None:
+        """477 says that the account is being moved: nothing is wrong, and nothing was done."""
+        return Outcome.WAIT if status == _MOVING else None
+
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        """By the name of the limit that was met; its text varies."""
+        if status == 423:
+            return _LOCKED
+        policy = data.get("policyName") if status == 429 and isinstance(data, dict) else None
+        return _POLICIES.get(policy) if isinstance(policy, str) else None
+
+    def headers(self, credentials: Credentials) -> Mapping[str, str]:
+        """The token of a private app, or of an installed app by OAuth."""
+        token = credentials.secrets.get("access_token")
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:
+        """``POST /crm/v3/objects/contacts/batch/read``, 100 per call; contacts that are gone are left out."""
+        found: dict[str, Lead] = {}
+        refs = list(dict.fromkeys(r for r in refs if reading.is_id(r)))
+        said = client.credentials.parameters
+        wanted = list(dict.fromkeys([*reading.PROPERTIES, *reading.further(said)]))
+        for start in range(0, len(refs), _PAGE):
+            batch = refs[start : start + _PAGE]
+            for row in _batch(client, _CONTACTS, batch, wanted):
+                lead = reading.lead_of(row, said)
+                if lead.ref in batch:  # asked for by an id from before a merge, the contact may come under its new one
+                    found[lead.ref] = lead
+        return found
+
+    def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
+        """``PATCH /crm/v3/objects/contacts/{id}``. The answer shows only some properties, so the owner is read."""
+        client.patch(f"{_CONTACTS}/{payload.ref(lead.ref)}", json={"properties": {"hubspot_owner_id": agent_ref}})
+        return OwnerWrite()
+
+    def find_note(self, client: Client, ref: str, marker: str) -> bool:
+        """By the contact's associations, which do not lag as search does; the newest 100 notes are looked at."""
+        path = f"/crm/v4/objects/contacts/{payload.ref(ref)}/associations/notes"
+
+        def read(data: Fields) -> tuple[list[int], Next | None]:
+            ids = [int(reading.record_id(row, "toObjectId")) for row in reading.results(data)]
+            return ids, reading.following(data, path, {"limit": "500"})
+
+        ids = [i for page in pages(_get(client), (path, {"limit": "500"}), read, most=20) for i in page]
+        newest = [str(i) for i in sorted(set(ids))[-_PAGE:]]
+        rows = _batch(client, _NOTES, newest, ["hs_note_body"]) if newest else []
+        return any(marker in html.unescape(row.object("properties").text("hs_note_body") or "") for row in rows)
+
+    def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
+        """``POST /crm/v3/objects/notes``; its body is HTML."""
+        shown = f"<strong>{html.escape(subject)}</strong><br>" + html.escape(body).replace("\n", "<br>")
+        to = {"associationCategory": "HUBSPOT_DEFINED", "associationTypeId": _NOTE_TO_CONTACT}
+        note = {
+            "properties": {"hs_timestamp": reading.stamp(client.now()), "hs_note_body": shown},
+            "associations": [{"to": {"id": payload.ref(ref)}, "types": [to]}],
+        }
+        client.post(_NOTES, json=note)
+
+    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+        """``POST /crm/v3/objects/contacts``."""
+        first, _, last = name.partition(" ")
+        answer = client.post(_CONTACTS, json={"properties": {"firstname": first, "lastname": last, "email": email}})
+        with answer.reading(write=True):
+            return reading.record_id(Fields(answer.data, strict=False), "id")
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """``DELETE``: into the recycle bin, from which HubSpot removes it after 90 days."""
+        unless_gone(lambda: client.delete(f"{_CONTACTS}/{payload.ref(ref)}"))
+
+    def list_agents(self, client: Client) -> Iterator[AgentSeen]:
+        """Owners, and those archived: deactivated users, whose names are blank."""
+        seen: set[str] = set()
+        for archived in ("false", "true"):
+            for row in _owners(client, archived):
+                agent = reading.agent_of(row, archived == "true")
+                if agent.ref not in seen:
+                    seen.add(agent.ref)
+                    yield agent
+
+    def list_teams(self, client: Client) -> Iterator[Team]:
+        """As the owners name them. The API of teams itself knows user ids only, which are no owners' ids."""
+        yield from reading.teams_of(_owners(client, "false"))
+
+    def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
+        """``GET /crm/v3/owners/{id}``, which shows a deactivated owner only where one asks for the archived."""
+        for archived in ("false", "true"):
+            query = {"idProperty": "id", "archived": archived}
+            answer = unless_gone(lambda q=query: client.get(f"{_OWNERS}/{payload.ref(ref)}", params=q))  # type: ignore[misc]
+            if answer is not None:
+                with answer.reading():
+                    return reading.agent_of(Fields(answer.data, strict=False), archived == "true")
+        return None
+
+    def unassigned_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """Search by ascending id, each page from the last id on: no page is missed when rows leave a list of matches,
+        and the limit of 10,000 rows per query is never met.
+
+        Contacts younger than the parameter ``sweep_min_age`` (seconds, default 120) are left to the next sweep.
+        """
+        said = client.credentials.parameters
+        newest = client.now() - payload.seconds(said.get("sweep_min_age"), _LAG)
+        groups: list[list[dict[str, Any]]] = [[{"propertyName": "hubspot_owner_id", "operator": "NOT_HAS_PROPERTY"}]]
+        users = sorted(definition.user_refs)
+        if users:
+            groups.append([{"propertyName": "hubspot_owner_id", "operator": "IN", "values": users}])
+        created = {"propertyName": "createdate", "operator": "GTE", "value": str(int(since.timestamp() * 1000))}
+        last = "0"
+        while True:
+            after = {"propertyName": "hs_object_id", "operator": "GT", "value": last}
+            query = {
+                "filterGroups": [{"filters": [*group, created, after]} for group in groups],
+                "sorts": [{"propertyName": "hs_object_id", "direction": "ASCENDING"}],
+                "properties": ["createdate", "hubspot_owner_id"],
+                "limit": _SEARCH_PAGE,
+            }
+            answer = client.post(f"{_CONTACTS}/search", json=query, write=False)
+            with answer.reading():
+                page = reading.results(Fields(answer.data, strict=False))
+                rows = [reading.lead_of(row, said) for row in page]
+                if rows and max(int(row.ref) for row in rows) <= int(last):
+                    raise Unreadable("endless_list")
+            if found := [x.ref for x in rows if definition.covers(x) and since <= (x.created_at or since) <= newest]:
+                yield found
+            if len(rows) < _SEARCH_PAGE:
+                return
+            last = str(max(int(row.ref) for row in rows))
+
+    def subscribe(self, client: Client, url: str) -> Subscribed:
+        """By hand: the webhooks of a private app can be set in HubSpot's pages only."""
+        return Subscribed(
+            by_hand=(
+                "HubSpot lets no token make webhooks. Unless they stand already, open the private app's page "
+                "(Settings, Integrations, Private Apps, the app, Webhooks) as a super admin, set the target URL to "
+                f"{url} with 10 concurrent requests, and subscribe contacts to: created, deleted, deleted for "
+                "privacy, merged, restored, and property changed for hubspot_owner_id, lifecyclestage, hs_lead_status",
+            )
+        )
+
+    def unsubscribe(self, client: Client, url: str) -> int:
+        """Nothing: a super admin removes the private app in HubSpot."""
+        return 0
+
+    def check(self, client: Client, url: str | None) -> list[Finding]:
+        """Account, clock, contacts, owners. Webhooks cannot be looked at with a token."""
+
+        def account() -> Iterator[Finding]:
+            answer = client.get("/account-info/v3/details")
+            with answer.reading():
+                yield Finding("account", True, f"portal {Fields(answer.data, strict=False).ref('portalId')}")
+            yield clock(http_date(answer.headers.get("Date")), client.now())
+
+        def contacts() -> Iterator[Finding]:
+            answer = client.get(_CONTACTS, params={"limit": "1", "properties": "hubspot_owner_id"})
+            with answer.reading():
+                reading.results(Fields(answer.data, strict=False))
+            yield Finding("contacts", True, "readable")
+
+        return [
+            *probe("account", account),
+            *probe("contacts", contacts),
+            *probe("agents", lambda: [agents(sum(a.active for a in self.list_agents(client)))]),
+            Finding("hooks", True, "cannot be read with a token; HubSpot lists deliveries in the app's logs"),
+        ]
+
+
+def _owners(client: Client, archived: str) -> Iterator[Fields]:
+    base = {"limit": str(_PAGE), "archived": archived}
+
+    def read(data: Fields) -> tuple[list[Fields], Next | None]:
+        return reading.results(data), reading.following(data, _OWNERS, base)
+
+    for page in pages(_get(client), (_OWNERS, base), read):
+        yield from page
+
+
+def _get(client: Client) -> Callable[[str, Mapping[str, str]], Any]:
+    return lambda path, query: client.get(path, params=query)
+
+
+def _batch(client: Client, path: str, refs: Sequence[str], properties: Sequence[str]) -> list[Fields]:
+    """``POST .../batch/read``; 207 where some are missing, which are then absent."""
+    asked = {"properties": properties, "propertiesWithHistory": [], "inputs": [{"id": ref} for ref in refs]}
+    answer = unless_gone(lambda: client.post(f"{path}/batch/read", json=asked, write=False))
+    if answer is None:
+        return []
+    with answer.reading():
+        return reading.results(Fields(answer.data, strict=False))

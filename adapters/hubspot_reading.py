@@ -1,0 +1,189 @@
+"""What HubSpot sends, in Turnlock's words: events, contacts, owners, pages. Pure; the calls are in ``hubspot.py``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+from adapters import payload
+from adapters.base import Event, EventKind, Team, Unreadable, WebhookRequest
+from adapters.payload import Fields
+from adapters.upkeep import Next
+from routing.model import AgentSeen, Lead
+
+# https://developers.hubspot.com/docs/api-reference/legacy/webhooks/guide
+KINDS: Mapping[str, EventKind] = MappingProxyType(
+    {
+        "creation": EventKind.LEAD_CREATED,
+        "propertyChange": EventKind.LEAD_CHANGED,
+        "merge": EventKind.LEAD_CHANGED,
+        "restore": EventKind.LEAD_CHANGED,
+        "deletion": EventKind.LEAD_DELETED,
+        "privacyDeletion": EventKind.LEAD_DELETED,
+    }
+)
+_TYPE = "0-1"  # the objectTypeId of contacts, in subscriptions that are not made for one type of object
+
+# The escapes that are decoded before hashing, and no others (validating-requests, version 3).
+_DECODED: Mapping[str, str] = MappingProxyType(
+    {"%3A": ":", "%2F": "/", "%3F": "?", "%40": "@", "%21": "!", "%24": "$", "%27": "'", "%28": "(", "%29": ")"}
+    | {"%2A": "*", "%2C": ",", "%3B": ";"}
+)
+_MERGED = ("hs_merged_object_ids", "hs_calculated_merged_vids")
+_CUSTOM = ("hs_lead_status", "hs_analytics_source_data_1", "hs_analytics_source_data_2", "hs_object_source_label")
+PROPERTIES = (
+    "createdate", "lastmodifieddate", "firstname", "lastname", "email", "hs_additional_emails", "phone", "mobilephone",
+    "address", "city", "state", "zip", "country", "lifecyclestage", "hubspot_owner_id", "hs_analytics_source",
+    "first_conversion_event_name", "recent_conversion_event_name", "hs_language", *_CUSTOM, *_MERGED,
+)  # fmt: skip
+
+
+def signed_text(request: WebhookRequest, signed_at: str) -> bytes:
+    """What version 3 signs: method, the hook's address, body and the time's own text."""
+    url = re.sub("%[0-9A-Fa-f]{2}", lambda m: _DECODED.get(m[0].upper(), m[0]), request.url)
+    return f"{request.method.upper()}{url}".encode("utf-8", "replace") + request.body + signed_at.encode()
+
+
+def account_of(element: Any) -> str | None:
+    """The portal that an element is about, also of one that cannot be read any further."""
+    try:
+        return Fields(element, strict=True).ref("portalId")
+    except Unreadable:
+        return None
+
+
+def events_of(element: Any) -> list[Event]:
+    """What one element tells. ``eventId`` is not unique, so the key has all that makes it so, but the attempt."""
+    body = Fields(element, strict=True)
+    topic = body.text("subscriptionType") or body.text("eventType")  # the guide's table has the second name
+    if topic is None:
+        raise payload.missing("subscriptionType")
+    account, event_id, ref = body.ref("portalId"), body.ref("eventId"), record_id(body, "objectId")
+    occurred = body.number("occurredAt")
+    if occurred is None:
+        raise payload.missing("occurredAt")
+    changed = body.text("propertyName") or ""
+    key = f"{account}:{topic[:60]}:{ref}:{event_id}:{occurred}:{changed[:100]}"
+    what, _, verb = topic.partition(".")
+    ours = what == "contact" or (what == "object" and body.text("objectTypeId") == _TYPE)
+    kind = KINDS.get(verb) if ours else None
+    # Our own write, come back: the app that made it is named. A new contact is never dropped so, even one of ours.
+    echo = verb == "propertyChange" and body.text("changeSource") == "INTEGRATION"
+    if kind is None or (echo and body.text("sourceId") == body.text("appId") is not None):
+        return [Event(EventKind.UNKNOWN, key, account=account)]
+    occurred_at = _time(occurred)
+    if verb != "merge":
+        return [Event(kind, key, ref=ref, occurred_at=occurred_at, account=account)]
+    kept = body.optional_ref("newObjectId") or ref
+    gone = payload.unique([body.optional_ref("primaryObjectId"), *map(payload.ref, body.items("mergedObjectIds"))])
+    return [
+        Event(kind, key, ref=kept, occurred_at=occurred_at, account=account),
+        *(
+            Event(EventKind.LEAD_DELETED, f"{key}:{old}", ref=old, occurred_at=occurred_at, account=account)
+            for old in gone
+            if old != kept
+        ),
+    ]
+
+
+def is_id(ref: str) -> bool:
+    """Whether a ref can be a record's id."""
+    return ref.isascii() and ref.isdigit()
+
+
+def record_id(row: Fields, key: str) -> str:
+    """An id of a record: a whole number, in one spelling."""
+    ref = row.ref(key)
+    if not is_id(ref):
+        raise Unreadable("wrong_type")
+    return str(int(ref))
+
+
+def _time(milliseconds: Any) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def stamp(moment: datetime) -> str:
+    """A time as the API takes it."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def further(said: Mapping[str, str]) -> list[str]:
+    """Properties that the admin named for rules: names apart, and those of price, tags and type."""
+    named = [said.get(f"{word}_property") or "" for word in ("price", "tags", "type")]
+    found = payload.unique(name.strip() for name in [*(said.get("properties") or "").split(","), *named])
+    return [name for name in found if re.fullmatch("[a-z0-9_]{1,100}", name)]
+
+
+def lead_of(row: Fields, said: Mapping[str, str]) -> Lead:
+    """A contact: all values are texts or null. What the admin named for price, tags and type stands there."""
+    values = row.object("properties")
+    merged = [values.text(name) or "" for name in _MERGED]
+    more = (values.text("hs_additional_emails") or "").split(";")
+    tags = (values.text(said.get("tags_property") or "-") or "").split(";")
+    names = payload.unique((values.text("firstname"), values.text("lastname")))
+    kept = [name for name in (*_CUSTOM, *further(said)) if values.has(name)]
+    return Lead(
+        ref=record_id(row, "id"),
+        former_refs=payload.unique(re.split("[:,]", part)[0].strip() for text in merged for part in text.split(";")),
+        owner_ref=values.optional_ref("hubspot_owner_id"),
+        source=values.text("hs_analytics_source"),
+        type=values.text(said.get("type_property") or "-"),
+        stage=values.text("lifecyclestage"),
+        price=values.number(said.get("price_property") or "-"),
+        street=values.text("address"),
+        city=values.text("city"),
+        state=values.text("state"),
+        zip=values.text("zip"),
+        country=values.text("country"),
+        form=values.text("recent_conversion_event_name") or values.text("first_conversion_event_name"),
+        language=values.text("hs_language"),
+        tags=payload.unique(tag.strip() for tag in tags),
+        emails=payload.unique(payload.email(text) for text in (values.text("email") or "", *more)),
+        phones=payload.unique(payload.phone(values.text(k) or "") for k in ("phone", "mobilephone")),
+        custom=MappingProxyType(values.scalars(kept)),
+        created_at=values.time("createdate") or row.time("createdAt"),
+        updated_at=values.time("lastmodifieddate") or row.time("updatedAt"),
+        name=" ".join(names) or None,
+    )
+
+
+def agent_of(owner: Fields, archived: bool) -> AgentSeen:
+    """An owner. ``type`` QUEUE is a shared bucket, no person: leads are taken from it, never given to it."""
+    ref = owner.ref("id")
+    names = payload.unique((owner.text("firstName"), owner.text("lastName")))
+    active = not archived and owner.flag("archived") is not True and owner.text("type") != "QUEUE"
+    return AgentSeen(
+        ref=ref, name=" ".join(names) or owner.text("email") or ref, email=owner.text("email"), active=active
+    )
+
+
+def teams_of(owners: Iterable[Fields]) -> list[Team]:
+    """The teams that these owners say they are in, by name."""
+    names: dict[str, str] = {}
+    members: dict[str, list[str]] = {}
+    for owner in owners:
+        for team in owner.objects("teams"):
+            ref = team.ref("id")
+            names[ref] = team.text("name") or ref
+            members.setdefault(ref, []).append(owner.ref("id"))
+    return [Team(ref, names[ref], payload.unique(members[ref])) for ref in sorted(names, key=lambda r: (names[r], r))]
+
+
+def results(data: Fields) -> list[Fields]:
+    """The rows of a page."""
+    if not isinstance(data.data.get("results"), list):
+        raise payload.missing("results")
+    return data.objects("results")
+
+
+def following(data: Fields, path: str, query: Mapping[str, str]) -> Next | None:
+    """The next page by ``paging.next.after``; ``link`` is not followed."""
+    after = data.object("paging").object("next").text("after")
+    return (path, {**query, "after": after}) if after else None

@@ -1,0 +1,133 @@
+"""OAuth 2.0 for adapters: consent by authorization code, PKCE, renewal. Pure but for the two calls.
+
+Sources: RFC 6749 (4.1, 6), RFC 7636 (PKCE, S256), RFC 9700 (current practice).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode, urlsplit
+
+from adapters.outcome import CrmError, Outcome
+from adapters.payload import Fields
+
+if TYPE_CHECKING:
+    from adapters.client import Client
+
+#: Seconds that a token is taken to live where the CRM does not say (RFC 6749, 5.1 only recommends it).
+LIFETIME = 3600.0
+_LONGEST = 86400.0  # a token that is said to live longer is renewed daily all the same
+_NOT_CONNECTED = "The CRM account is not connected yet. Run `turnlock connect` and open its link."
+_RECONNECT = "The CRM account took its consent back, or it ended. Run `turnlock connect` and open its link."
+_APP_REFUSED = "The CRM refuses the app itself. Correct its client id and client secret with `turnlock app`."
+
+
+@dataclass(frozen=True, slots=True)
+class OAuth:
+    """How accounts of one CRM grant access to an app.
+
+    `account` reads the CRM's id of the account out of a token answer, `base_url` the address of its API where each
+    account has its own. `replaces` names the secrets of a tenant that the app has instead.
+    """
+
+    authorize_url: str
+    token_url: str
+    scopes: tuple[str, ...]
+    pkce: bool
+    account: Callable[[Fields], str | None]
+    base_url: Callable[[Fields], str | None] = lambda _: None
+    replaces: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """An app as registered at the CRM: its id, its secret, where it is called back."""
+
+    client_id: str
+    client_secret: str = field(repr=False)
+    redirect_uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A token answer. ``refresh`` None: the one there was stays good. ``lives`` is in seconds."""
+
+    access: str = field(repr=False)
+    refresh: str | None = field(repr=False)
+    lives: float
+    account: str | None = None
+    base_url: str | None = None
+
+
+class NotConnected(CrmError):
+    """There is no token to call with, and only a human can change that. No call was made."""
+
+    def __init__(self, *, before: bool) -> None:
+        super().__init__(Outcome.REAUTHORISE, text=_RECONNECT if before else _NOT_CONNECTED)
+
+
+class StaleToken(CrmError):
+    """The token has run out and must be renewed before any call. No call was made."""
+
+    def __init__(self, wait: float = 0.5) -> None:
+        super().__init__(Outcome.WAIT, retry_after=wait, text="The access token is being renewed.")
+
+
+class DeadGrant(CrmError):
+    """The CRM says that the grant is over (``invalid_grant``): repeating never helps."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(Outcome.REAUTHORISE, status=status, text=_RECONNECT)
+
+
+def challenge(verifier: str) -> str:
+    """The S256 code challenge of a verifier (RFC 7636, 4.2)."""
+    return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).decode().rstrip("=")
+
+
+def consent_url(oauth: OAuth, app: App, state: str, verifier: str | None, *, at: str | None = None) -> str:
+    """Where the account's admin is sent to agree; `at` names another address than the CRM's own."""
+    query = {"client_id": app.client_id, "redirect_uri": app.redirect_uri, "response_type": "code"}
+    query |= {"scope": " ".join(oauth.scopes), "state": state}
+    if verifier is not None:
+        query |= {"code_challenge": challenge(verifier), "code_challenge_method": "S256"}
+    return f"{at or oauth.authorize_url}?{urlencode(query)}"
+
+
+def redeem(client: Client, oauth: OAuth, app: App, code: str, verifier: str | None) -> Tokens:
+    """Exchange the code of a consent for tokens. Raises :class:`CrmError`."""
+    form = {"grant_type": "authorization_code", "code": code, "redirect_uri": app.redirect_uri}
+    return _ask(client, oauth, app, form | ({"code_verifier": verifier} if verifier is not None else {}))
+
+
+def renew(client: Client, oauth: OAuth, app: App, refresh: str) -> Tokens:
+    """New tokens for a refresh token. Raises :class:`DeadGrant`, or another :class:`CrmError` to try again after."""
+    return _ask(client, oauth, app, {"grant_type": "refresh_token", "refresh_token": refresh})
+
+
+def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tokens:
+    """In the form's body, never in the query: addresses are logged on their way."""
+    sent = {**form, "client_id": app.client_id, "client_secret": app.client_secret}
+    try:
+        answer = client.post(urlsplit(oauth.token_url).path, data=sent)
+    except CrmError as error:
+        said = error.data.get("error") if isinstance(error.data, dict) else None
+        if said == "invalid_grant":
+            raise DeadGrant(error.status) from None
+        if said in ("invalid_client", "unauthorized_client") or error.outcome is Outcome.REAUTHORISE:
+            raise CrmError(Outcome.FORBIDDEN, status=error.status, text=_APP_REFUSED) from None
+        raise
+    with answer.reading():
+        data = Fields(answer.data, strict=False)
+        lives = data.number("expires_in")
+        return Tokens(
+            access=data.required_text("access_token", longest=20_000),
+            refresh=data.text("refresh_token"),
+            lives=min(max(float(lives), 1.0), _LONGEST) if lives is not None else LIFETIME,
+            account=oauth.account(data),
+            base_url=oauth.base_url(data),
+        )

@@ -1,0 +1,321 @@
+"""Odoo 18, modules CRM and Automation Rules (https://www.odoo.com/documentation/18.0/developer/reference/external_api.html).
+
+What no page tells was seen on a running 18.0 Community; the traffic is kept in ``tests/fixtures/odoo/captured``.
+
+What shapes this module: a rule posts *inside the open transaction*, once, for at most a second and unsigned, also of a
+change that is then taken back. So a delivery is only a reason to read, a moment later. Every error of the application
+is a 200. An owner that is no number clears the owner; an archived user is accepted. There is no conditional write. A
+wide rule posts twenty times for one lead; ours looks at the owner alone. Leads made through the API belong to its user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parseaddr
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from adapters import odoo_rpc as rpc
+from adapters import payload, upkeep
+from adapters.base import (
+    Adapter,
+    Capability,
+    Credentials,
+    Event,
+    EventKind,
+    Finding,
+    Hook,
+    OwnerWrite,
+    Subscribed,
+    WebhookRequest,
+)
+from adapters.outcome import CrmError, Outcome
+from adapters.payload import Fields
+from routing.model import AgentSeen, Lead, UnassignedDefinition
+
+if TYPE_CHECKING:
+    from adapters.client import Client
+
+_TOPIC = "owner_changed"
+_LEAD, _RULE = "crm.lead", "base.automation"
+_SENT = ("id", "user_id", "create_date", "write_date", "write_uid")  # what a delivery holds: nothing of a person
+_OF_A_LEAD = (
+    "name", "contact_name", "partner_name", "email_from", "phone", "mobile", "street", "city", "state_id", "zip",
+    "country_id", "source_id", "campaign_id", "medium_id", "user_id", "team_id", "stage_id", "type", "tag_ids",
+    "lang_id", "expected_revenue", "create_date", "write_date",
+)  # fmt: skip
+_CUSTOM_KINDS = frozenset({"char", "text", "selection", "boolean", "integer", "float", "monetary", "date"})
+_NO_ADDRESS = "Odoo sends the agent a message and needs a sender: give the connected user an e-mail address in Odoo."
+_BY_HAND = (
+    "Odoo lets only a user with the right Administration: Settings make automation rules. Connect such a user and "
+    "install again, or as an administrator add a rule under Settings, Technical, Automation Rules: model "
+    "Lead/Opportunity, trigger On create and edit, when updating Salesperson, no filter, action Send Webhook "
+    "Notification to {url} with the fields Created on, Last Updated on, Last Updated by, Salesperson"
+)
+
+
+class Odoo(Adapter):
+    """See the module's text."""
+
+    name = "odoo"
+    capabilities = frozenset({Capability.BATCH_READ, Capability.WEBHOOK_API, Capability.NULL_OWNER, Capability.SWEEP})
+    default_base_url = None
+    hook_secret = None
+    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({_TOPIC: EventKind.LEAD_CHANGED})
+    missing_is_final_after = 60.0  # a long import is one transaction
+    settle = 0.2
+    max_batch = rpc.PAGE
+
+    def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
+        """Nothing to look at: the token in the address is all that guards the hook."""
+
+    def parse(self, request: WebhookRequest) -> list[Event]:
+        """One event. Its time is the lead's in the transaction that posts, so a reading can be told from before it."""
+        body = Fields(payload.read_json(request.body), strict=True)
+        if body.required_text("_model") != _LEAD:
+            return [Event(EventKind.UNKNOWN, f"unknown:{hashlib.sha256(request.body).hexdigest()}", key_is_final=False)]
+        ref = body.ref("_id")
+        told = rpc.shown(body.data)
+        made, written = told.time("create_date"), told.time("write_date")
+        kind = EventKind.LEAD_CREATED if made and made == written else EventKind.LEAD_CHANGED
+        return [Event(kind, f"lead:{ref}", key_is_final=False, ref=ref, occurred_at=written)]
+
+    def headers(self, credentials: Credentials) -> Mapping[str, str]:
+        """None: the key stands in each call."""
+        return {}
+
+    def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:
+        """``search_read`` by id, archived ones too; what is not committed yet or not visible is left out."""
+        found: dict[str, Lead] = {}
+        wanted = [int(ref) for ref in dict.fromkeys(refs) if ref.isascii() and ref.isdigit()]
+        for start in range(0, len(wanted), rpc.PAGE):
+            domain = [["id", "in", wanted[start : start + rpc.PAGE]]]
+            rows = rpc.search(client, _LEAD, domain, _lead_fields(client), lambda row: row, context=rpc.ALSO_ARCHIVED)
+            tags = rpc.names_of(client, "crm.tag", [tag for row in rows for tag in row.items("tag_ids")])
+            leads: list[Lead] = rpc.reading(partial(list, map(partial(_lead, tags=tags), rows)))
+            found |= {lead.ref: lead for lead in leads}
+        return {ref: lead for ref, lead in found.items() if ref in refs}
+
+    def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
+        """``write`` of ``user_id`` as a number: Odoo takes anything else for nobody."""
+        if not (agent_ref.isascii() and agent_ref.isdigit() and lead.ref.isdigit()):
+            raise CrmError(Outcome.REFUSED, call=f"{_LEAD} write")
+        try:
+            rpc.execute(client, _LEAD, "write", [[int(lead.ref)], {"user_id": int(agent_ref)}], write=True)
+        except CrmError as error:
+            name, call = rpc.told_of(error, "name"), f"{_LEAD} write"
+            if name.endswith(".MissingError") and "res.users(" in rpc.told_of(error, "message"):
+                raise CrmError(Outcome.REFUSED, status=200, call=call) from None  # it is the agent who is missing
+            if name.endswith(".UserError") and not _own_address(client):
+                raise CrmError(Outcome.FORBIDDEN, status=200, call=call, text=_NO_ADDRESS) from None
+            raise
+        return OwnerWrite()
+
+    def list_agents(self, client: Client) -> Iterator[AgentSeen]:
+        """All internal users, archived ones too."""
+        return upkeep.each_once(rpc.listing(client, "res.users", [_INTERNAL], _USER, _agent, rpc.ALSO_ARCHIVED))
+
+    def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
+        """``search_read`` by id."""
+        if not (ref.isascii() and ref.isdigit()):
+            return None
+        domain = [_INTERNAL, ["id", "=", int(ref)]]
+        return next(iter(rpc.search(client, "res.users", domain, _USER, _agent, context=rpc.ALSO_ARCHIVED)), None)
+
+    def unassigned_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """Open leads created since, by id: a list that is read so loses nothing while leads are assigned.
+
+        Not by ``write_date``: jobs of Odoo write to every open lead, and old ones would be routed by the thousand.
+        """
+        young = since.astimezone(UTC).replace(microsecond=0)  # times are shown cut to seconds
+        domain: list[Any] = [["create_date", ">=", f"{young:%Y-%m-%d %H:%M:%S}"]]
+        domain += [["active", "=", True], ["probability", "<", 100]]
+        if not definition.user_refs:
+            domain.append(["user_id", "=", False])
+        leads = rpc.listing(client, _LEAD, domain, ("id", "user_id", "create_date"), _lead)
+        return upkeep.fresh_refs(
+            [x.ref for x in page if (x.created_at or young) >= young and definition.covers(x)] for page in leads
+        )
+
+    def subscribe(self, client: Client, url: str) -> Subscribed:
+        """One rule that looks at the salesperson alone; by hand where the user may not make rules."""
+        try:
+            return upkeep.reconcile(
+                _hooks(client),
+                url,
+                self.topics,
+                create=lambda topic: _create(client, url),
+                enable=lambda hook: _create(client, url, instead_of=hook),
+                remove=lambda hook: _remove(client, hook),
+            )
+        except CrmError as error:
+            if error.outcome is not Outcome.FORBIDDEN or error.status != 200:
+                raise
+            return Subscribed(by_hand=(_BY_HAND.format(url=url),))
+
+    def unsubscribe(self, client: Client, url: str) -> int:
+        """Remove every rule that posts to `url`."""
+        return sum(_remove(client, hook) for hook in _hooks(client) if hook.url == url)
+
+    def check(self, client: Client, url: str | None) -> list[Finding]:
+        """Login, clock, the user's address, leads, agents, and the rule where the user may see it."""
+
+        def user() -> Iterator[Finding]:
+            answer, version = rpc.call(client, "common", "version", [], write=False)
+            with answer.reading():
+                what = Fields(version, strict=False).text("server_version") or "unknown version"
+            yield Finding("user", True, f"{rpc.uid(client)} on Odoo {what}")
+            yield upkeep.clock(upkeep.http_date(answer.headers.get("Date")), client.now())
+            address = _own_address(client)
+            yield Finding("address", address, "there" if address else "missing", "" if address else _NO_ADDRESS)
+
+        def leads() -> Iterator[Finding]:
+            rpc.search(client, _LEAD, [], ("id", "user_id"), _lead, limit=1)
+            yield Finding("leads", True, "readable")
+
+        def hooks() -> Iterator[Finding]:
+            try:
+                yield upkeep.hooks_alive(_hooks(client), url, self.topics)
+            except CrmError as error:
+                if error.outcome is not Outcome.FORBIDDEN or error.status != 200:
+                    raise
+                yield Finding("hooks", True, "not visible to this user; see Automation Rules in Odoo")
+
+        return [
+            *upkeep.probe("user", user),
+            *upkeep.probe("leads", leads),
+            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            *upkeep.probe("hooks", hooks),
+        ]
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+_USER = ("id", "login", "name", "email", "active", "tz")
+_INTERNAL = ["share", "=", False]  # no portal users
+
+
+def _lead_fields(client: Client) -> list[str]:
+    """Those of a lead that this Odoo has, its custom fields among them."""
+    if "fields" not in client.learnt:
+        kinds = rpc.field_kinds(client, _LEAD)
+        if "user_id" not in kinds:
+            raise CrmError(Outcome.ANSWER_UNREADABLE, status=200, call="POST /jsonrpc")
+        custom = sorted(n for n, kind in kinds.items() if n.startswith("x_") and kind in _CUSTOM_KINDS)
+        client.learnt |= {"truths": {n for n in custom if kinds[n] == "boolean"}}
+        client.learnt["fields"] = ["id", *(n for n in _OF_A_LEAD if n in kinds), *custom]
+    return list(client.learnt["fields"])
+
+
+def _lead(row: Fields, tags: Mapping[int, str] = MappingProxyType({})) -> Lead:
+    if not row.has("user_id"):
+        raise payload.missing("user_id")  # nobody is guessed
+    owner = row.data["user_id"]
+    about: dict[str, Any] = {"team": rpc.named(row, "team_id"), "medium": rpc.named(row, "medium_id")}
+    about |= {"company": row.text("partner_name")} | row.scalars(k for k in row.data if k.startswith("x_"))
+    return Lead(
+        ref=row.ref("id"),
+        owner_ref=None if owner is None else payload.ref(owner[0] if isinstance(owner, list) and owner else owner),
+        source=rpc.named(row, "source_id"),
+        type=row.text("type"),
+        stage=rpc.named(row, "stage_id"),
+        price=row.number("expected_revenue") or None,  # 0 stands for "not filled"
+        street=row.text("street"),
+        city=row.text("city"),
+        state=rpc.named(row, "state_id"),
+        zip=row.text("zip"),
+        country=rpc.named(row, "country_id"),
+        campaign=rpc.named(row, "campaign_id"),
+        language=rpc.named(row, "lang_id"),
+        tags=payload.unique(tags.get(tag) for tag in row.items("tag_ids") if isinstance(tag, int)),
+        emails=payload.unique([payload.email(parseaddr(row.text("email_from") or "")[1])]),
+        phones=payload.unique(payload.phone(row.text(k) or "") for k in ("phone", "mobile")),
+        custom=MappingProxyType({k: v for k, v in about.items() if v not in (None, "")}),
+        created_at=row.time("create_date"),
+        updated_at=row.time("write_date"),
+        name=row.text("contact_name") or row.text("partner_name") or row.text("name"),
+    )
+
+
+def _agent(user: Fields) -> AgentSeen:
+    ref = user.ref("id")
+    return AgentSeen(
+        ref=ref,
+        name=user.text("name") or user.text("login") or ref,
+        email=user.text("email"),
+        active=user.flag("active") is True,
+        zone=user.zone("tz"),
+    )
+
+
+def _own_address(client: Client) -> bool:
+    return any(rpc.search(client, "res.users", [["id", "=", rpc.uid(client)]], _USER, lambda u: u.text("email")))
+
+
+# -- the rule --------------------------------------------------------------------------------------------------------
+
+
+def _hooks(client: Client) -> list[Hook]:
+    """Rules that post, each with its address. A rule that looks at more than one field is none of ours."""
+    action, domain = "ir.actions.server", [["state", "=", "webhook"]]
+    urls = dict(
+        rpc.search(client, action, domain, ("id", "webhook_url"), lambda a: (a.ref("id"), a.text("webhook_url")))
+    )
+    if not urls:
+        return []
+
+    def read(rule: Fields) -> list[Hook]:
+        narrow = rule.text("trigger") == "on_create_or_write" and len(rule.items("trigger_field_ids")) == 1
+        topic = _TOPIC if narrow else rule.text("trigger") or ""
+        mine = [urls.get(payload.ref(action)) for action in rule.items("action_server_ids")]
+        return [Hook(rule.ref("id"), topic, url, rule.flag("active") is True) for url in mine if url]
+
+    fields = ("id", "active", "trigger", "trigger_field_ids", "action_server_ids")
+    posting = [["action_server_ids", "in", [int(ref) for ref in urls]]]
+    rules = rpc.search(client, _RULE, posting, fields, read, context=rpc.ALSO_ARCHIVED)
+    return [hook for found in rules for hook in found]
+
+
+def _create(client: Client, url: str, instead_of: Hook | None = None) -> Hook:
+    if instead_of is not None:
+        _remove(client, instead_of)
+    of_leads = ["model", "=", _LEAD]
+    models = rpc.ids(client, "ir.model", [of_leads])
+    owner = rpc.ids(client, "ir.model.fields", [of_leads, ["name", "=", "user_id"]])
+    sent = rpc.ids(client, "ir.model.fields", [of_leads, ["name", "in", list(_SENT)]])
+    if not models or not owner:
+        raise CrmError(Outcome.REFUSED, call="base.automation create", text="Odoo has no leads: install its CRM app.")
+    action = {
+        "name": "Turnlock",
+        "model_id": models[0],
+        "state": "webhook",
+        "webhook_url": url,
+        "webhook_field_ids": [[6, 0, sent]],
+        "usage": "base_automation",
+    }
+    rule = {
+        "name": "Turnlock",
+        "model_id": models[0],
+        "trigger": "on_create_or_write",
+        "trigger_field_ids": [[6, 0, owner[:1]]],
+        "filter_domain": "[]",
+        "active": True,
+        "action_server_ids": [[0, 0, action]],
+    }
+    made = rpc.execute(client, _RULE, "create", [rule], write=True)
+    return Hook(rpc.reading(lambda: payload.ref(made)), _TOPIC, url, True)
+
+
+def _remove(client: Client, hook: Hook) -> bool:
+    try:
+        rpc.execute(client, _RULE, "unlink", [[int(hook.hook_ref)]], write=True)
+    except CrmError as error:
+        if error.outcome is not Outcome.GONE:
+            raise
+        return False
+    return True

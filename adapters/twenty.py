@@ -1,0 +1,305 @@
+"""Twenty, core API of mid 2025 (https://twenty.com/developers/section/api-and-webhooks/api, .../webhooks).
+
+What no page tells was seen on a running server; the traffic is kept in ``tests/fixtures/twenty/captured``.
+
+What shapes this module: Twenty has no object for leads, so a tenant names one and its relation to a member; both stand
+in the address of the hook, because a delivery is read without them. Deliveries hold the whole record, sign their time
+in milliseconds (a nonce beside it is not signed), and are never repeated. The owner write is conditional by GraphQL,
+whose errors are 200; by REST a missing record is 400. Pages by ``createdAt`` never end, so they go by id. Members who
+left are not shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets as random_secrets
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from adapters import payload, upkeep
+from adapters import twenty_api as api
+from adapters.base import (
+    HOOK_TOPIC,
+    Adapter,
+    Capability,
+    Credentials,
+    Event,
+    EventKind,
+    Finding,
+    Hook,
+    OwnerWrite,
+    Rejected,
+    Subscribed,
+    WebhookRequest,
+)
+from adapters.outcome import CrmError, Outcome
+from adapters.payload import Fields
+from routing.model import AgentSeen, Lead, UnassignedDefinition
+
+if TYPE_CHECKING:
+    from adapters.client import Client
+    from adapters.upkeep import Next
+
+# modules/webhook/jobs/call-webhook.job.ts of twenty-server: the last part of ``eventName``.
+_KINDS: Mapping[str, EventKind] = MappingProxyType(
+    {
+        "created": EventKind.LEAD_CREATED,
+        "updated": EventKind.LEAD_CHANGED,
+        "restored": EventKind.LEAD_CHANGED,
+        "deleted": EventKind.LEAD_DELETED,
+        "destroyed": EventKind.LEAD_DELETED,
+    }
+)
+_TOPICS = ("created", "updated", "destroyed")  # a deletion by REST is a destruction
+_TOLERANCE = 300  # seconds; nothing is sent twice
+_BASE = frozenset({"id", "createdAt", "updatedAt", "deletedAt", "position", "searchVector"})
+_READ = frozenset({"name", "source", "type", "stage", "email", "phone"})  # under names of our own
+
+
+class Twenty(Adapter):
+    """See the module's text."""
+
+    name = "twenty"
+    capabilities = frozenset(
+        {
+            Capability.SIGNED_WEBHOOKS,
+            Capability.SIGNED_TIME,
+            Capability.TENANT_SECRET,
+            Capability.COMPLETE_PAYLOAD,
+            Capability.WEBHOOK_API,
+            Capability.CONDITIONAL_WRITE,
+            Capability.NULL_OWNER,
+            Capability.SWEEP,
+        }
+    )
+    default_base_url = None
+    hook_secret = "webhook_secret"  # noqa: S105 - the name of a secret
+    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({t: _KINDS[t] for t in _TOPICS})
+
+    def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
+        """``X-Twenty-Webhook-Signature``: hex HMAC-SHA256 of ``<milliseconds>:<body>``. The nonce is not signed."""
+        keys = [s for s in secrets if s]
+        if not keys:
+            raise Rejected("no_secret")
+        at, given = (request.headers.get(f"x-twenty-webhook-{n}", "") for n in ("timestamp", "signature"))
+        if not at or not given:
+            raise Rejected("no_signature")
+        if not re.fullmatch("[0-9]{1,15}", at, re.ASCII):
+            raise Rejected("bad_time")
+        signed = at.encode() + b":" + request.body
+        wanted = [hmac.new(key, signed, hashlib.sha256).hexdigest().encode() for key in keys]
+        if not any(hmac.compare_digest(want, given.encode("utf-8", "replace")) for want in wanted):
+            raise Rejected("bad_signature")
+        age = now.timestamp() - int(at) / 1000
+        if abs(age) > _TOLERANCE:
+            raise Rejected("too_old" if age > 0 else "too_new")
+
+    def parse(self, request: WebhookRequest) -> list[Event]:
+        """One event with the whole record, if it is of the object that the address names."""
+        thing, _, relation = request.headers.get(HOOK_TOPIC, "").partition(".")
+        body = Fields(payload.read_json(request.body), strict=True)
+        topic = body.required_text("eventName", 300).rpartition(".")[2]
+        told = body.object("objectMetadata").required_text("nameSingular")
+        kind = _KINDS.get(topic)
+        if kind is None or not relation or told != thing:
+            return [Event(EventKind.UNKNOWN, f"unknown:{hashlib.sha256(request.body).hexdigest()}", key_is_final=False)]
+        ref = body.object("record").ref("id")
+        record = Fields(body.data["record"], strict=False)
+        lead = None if kind is EventKind.LEAD_DELETED or not record.has(f"{relation}Id") else _lead(record, relation)
+        key = f"{topic}:{ref}:{(record.text('updatedAt') or '')[:40]}"
+        occurred_at = Fields(body.data, strict=False).time("eventDate")
+        once = kind is EventKind.LEAD_CREATED  # in the life of a record; two updates may share a millisecond
+        return [Event(kind, key, key_is_final=once, ref=ref, lead=lead, occurred_at=occurred_at)]
+
+    def refine(self, status: int, data: Any) -> Outcome | None:
+        """There is no 404; and a server that has lost its cache answers 500 until somebody signs in."""
+        error = data.get("error") if isinstance(data, dict) else None
+        messages = data.get("messages") if isinstance(data, dict) else None
+        if status == 400 and (error == "EntityNotFoundError" or messages == ["Record not found"]):
+            return Outcome.GONE
+        if status == 403 and messages == ["Missing authentication token"]:
+            return Outcome.REAUTHORISE
+        return Outcome.NOT_SENT if status == 500 and error == "METADATA_VERSION_NOT_FOUND" else None
+
+    def headers(self, credentials: Credentials) -> Mapping[str, str]:
+        """An API key."""
+        key = credentials.secrets.get("api_key")
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:
+        """``GET /rest/<objects>/<id>``, one by one: with all fields there are."""
+        thing, things, relation = api.names(client)
+        return upkeep.leads_one_by_one(
+            refs,
+            lambda ref: client.get(f"/rest/{things}/{ref}"),
+            lambda data: _lead(data.object("data").object(thing), relation),
+        )
+
+    def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
+        """``update<Objects>`` on condition that the owner is still the one just read; else no record is found."""
+        _, things, relation = api.names(client)
+        given, now = {"id": payload.ref(lead.ref), "o": agent_ref}, "is:NULL"
+        kinds = "$id:UUID!,$o:ID!"
+        if lead.owner_ref is not None:
+            given, now, kinds = {**given, "e": lead.owner_ref}, "eq:$e", f"{kinds},$e:UUID!"
+        query = (
+            f"mutation({kinds}){{update{things[0].upper()}{things[1:]}(filter:{{id:{{eq:$id}},{relation}Id:{{{now}}}}},"
+            f"data:{{{relation}Id:$o}}){{id {relation}Id}}}}"
+        )
+        try:
+            api.graphql(client, query, given, write=True)
+        except CrmError as error:
+            if error.outcome is not Outcome.GONE or error.status != 200:
+                raise
+            return OwnerWrite(conflict=True)  # taken, or gone: the next reading tells
+        return OwnerWrite()
+
+    def list_agents(self, client: Client) -> Iterator[AgentSeen]:
+        """Members of the workspace; leads are owned by members, not by users."""
+        return upkeep.each_once(api.listing(client, "workspaceMembers", _agent))
+
+    def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
+        """Out of the list, which is known to leave out who has left."""
+        return next((agent for agent in self.list_agents(client) if agent.ref == ref), None)
+
+    def unassigned_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """By GraphQL, since REST cannot filter by owner; in the order of ids, since no other order ends."""
+        _, things, relation = api.names(client)
+        free = "" if definition.user_refs else f"{relation}Id:{{is:NULL}},"
+        query = (
+            f'query($c:String){{{things}(filter:{{{free}createdAt:{{gte:"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"}}}},'
+            f"orderBy:[{{id:AscNullsLast}}],first:{api.PAGE},after:$c)"
+            f"{{pageInfo{{hasNextPage endCursor}} edges{{node{{id createdAt {relation}Id}}}}}}}}"
+        )
+
+        def read(data: Fields) -> tuple[list[Lead], Next | None]:
+            found = data.object("data").object(things)
+            if not found.has("edges"):
+                raise payload.missing("edges")
+            rows = [_lead(edge.object("node"), relation) for edge in found.objects("edges")]
+            cursor = found.object("pageInfo").text("endCursor")
+            more = found.object("pageInfo").flag("hasNextPage") and cursor
+            return rows, ("", {"c": cursor}) if more else None
+
+        leads = upkeep.pages(lambda _, given: api.graphql(client, query, given, write=False), ("", {}), read)
+        return upkeep.fresh_refs(
+            [x.ref for x in page if (x.created_at or since) >= since and definition.covers(x)] for page in leads
+        )
+
+    def subscribe(self, client: Client, url: str) -> Subscribed:
+        """One webhook per topic at one address; with a secret made up here where there is none."""
+        secret = client.credentials.secrets.get(self.hook_secret) or random_secrets.token_hex(32)
+        left = upkeep.reconcile(
+            _hooks(client, secret),
+            url,
+            _TOPICS,
+            create=lambda topic: _create(client, url, topic, secret),
+            enable=lambda hook: hook,  # never asked for: there is no switch
+            remove=lambda hook: _remove(client, hook),
+        )
+        return Subscribed(left.hooks, left.by_hand, secret)
+
+    def unsubscribe(self, client: Client, url: str) -> int:
+        """Remove every webhook at `url`."""
+        return sum(_remove(client, hook) for hook in _hooks(client, None) if hook.url == url)
+
+    def check(self, client: Client, url: str | None) -> list[Finding]:
+        """Key and clock, the object, agents, webhooks."""
+
+        def key() -> Iterator[Finding]:
+            answer = client.get("/rest/workspaceMembers", params={"limit": "1"})
+            with answer.reading():
+                api.rows(Fields(answer.data, strict=False), "workspaceMembers", _agent)
+            yield Finding("key", True, "accepted")
+            yield upkeep.clock(upkeep.http_date(answer.headers.get("Date")), client.now())
+
+        def leads() -> Iterator[Finding]:
+            _, things, relation = api.names(client)
+            answer = api.graphql(client, f"{{{things}(first:1){{edges{{node{{id {relation}Id}}}}}}}}", {}, write=False)
+            with answer.reading():
+                found = Fields(answer.data, strict=False).object("data").object(things)
+                if not found.has("edges"):
+                    raise payload.missing("edges")
+            yield Finding("leads", True, f"{things}, owned by {relation}")
+
+        secret = client.credentials.secrets.get(self.hook_secret, "")
+        return [
+            *upkeep.probe("key", key),
+            *upkeep.probe("leads", leads),
+            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            *upkeep.probe("hooks", lambda: [upkeep.hooks_alive(_hooks(client, secret), url, _TOPICS)]),
+        ]
+
+
+def _lead(record: Fields, relation: str) -> Lead:
+    """Fields are found by their form, because the object may be any: a place, addresses, numbers, single values."""
+    owner = f"{relation}Id"
+    if not record.has(owner):
+        raise payload.missing(owner)  # nobody is guessed
+    parts = {k: Fields(v, strict=False) for k, v in record.data.items() if isinstance(v, dict)}
+    none = Fields({}, strict=False)
+    place = next((p for p in parts.values() if p.has("addressCity")), none)
+    name, mails, phones = parts.get("name", none), parts.get("emails", none), parts.get("phones", none)
+    price = next((parts[k].number("amountMicros") for k in ("amount", "price", "budget") if k in parts), None)
+    custom = [k for k, v in record.data.items() if not isinstance(v, dict) and k not in _BASE | _READ | {owner}]
+    called = f"{phones.text('primaryPhoneCallingCode') or ''}{phones.text('primaryPhoneNumber') or ''}"
+    return Lead(
+        ref=record.ref("id"),
+        owner_ref=record.optional_ref(owner),
+        source=record.text("source") or parts.get("createdBy", none).text("source"),
+        type=record.text("type"),
+        stage=record.text("stage") or record.text("status"),
+        price=price / 1_000_000 if price else None,
+        street=place.text("addressStreet1"),
+        city=place.text("addressCity"),
+        state=place.text("addressState"),
+        zip=place.text("addressPostcode"),
+        country=place.text("addressCountry"),
+        emails=payload.unique([payload.email(mails.text("primaryEmail") or record.text("email") or "")]),
+        phones=payload.unique([payload.phone(called or record.text("phone") or "")]),
+        custom=MappingProxyType(record.scalars(custom)),
+        created_at=record.time("createdAt"),
+        updated_at=record.time("updatedAt"),
+        name=record.text("name") or " ".join(payload.unique(name.text(k) for k in ("firstName", "lastName"))) or None,
+    )
+
+
+def _agent(member: Fields) -> AgentSeen:
+    ref, name, email = member.ref("id"), member.object("name"), member.text("userEmail")
+    full = " ".join(payload.unique(name.text(k) for k in ("firstName", "lastName")))
+    gone = member.data.get("deletedAt") is not None
+    return AgentSeen(ref=ref, name=full or email or ref, email=email, active=not gone, zone=member.zone("timeZone"))
+
+
+def _hooks(client: Client, secret: str | None) -> list[Hook]:
+    """All webhooks. One of another object, of several topics or of another secret is for no topic of ours."""
+    thing, _, relation = api.names(client)
+
+    def read(row: Fields) -> Hook:
+        operations = row.texts("operations")
+        topics = [t for t in _TOPICS if operations == (f"{thing}.{t}",) and secret in (None, row.text("secret"))]
+        active = row.data.get("deletedAt") is None
+        url = (row.text("targetUrl") or "").removesuffix(f"/{thing}.{relation}")
+        return Hook(row.ref("id"), topics[0] if topics and active else " ".join(operations), url, active)
+
+    return [hook for page in api.listing(client, "webhooks", read) for hook in page]
+
+
+def _create(client: Client, url: str, topic: str, secret: str) -> Hook:
+    thing, _, relation = api.names(client)
+    target = f"{url}/{thing}.{relation}"
+    body = {"targetUrl": target, "operations": [f"{thing}.{topic}"], "description": "Turnlock", "secret": secret}
+    answer = client.post("/rest/webhooks", json=body)
+    with answer.reading(write=True):
+        made = Fields(answer.data, strict=False).object("data").object("createWebhook")
+        return Hook(made.ref("id"), topic, url, True)
+
+
+def _remove(client: Client, hook: Hook) -> bool:
+    return upkeep.unless_gone(lambda: client.delete(f"/rest/webhooks/{hook.hook_ref}")) is not None

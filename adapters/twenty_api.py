@@ -1,0 +1,79 @@
+"""Speaking Twenty's API: REST with cursors, GraphQL whose errors are a 200, and the names that a tenant chose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from adapters import payload, upkeep
+from adapters.outcome import CrmError, Outcome
+from adapters.payload import Fields
+
+if TYPE_CHECKING:
+    from adapters.client import Answer, Client
+    from adapters.upkeep import Next
+
+#: Rows of a page: the most that REST gives.
+PAGE = 60
+# ``errors[0].extensions.code`` of a GraphQL answer, which is a 200. Of others nobody knows what came of the call.
+_CODES: Mapping[str, Outcome] = MappingProxyType(
+    {
+        "NOT_FOUND": Outcome.GONE,
+        "UNAUTHENTICATED": Outcome.REAUTHORISE,
+        "FORBIDDEN": Outcome.FORBIDDEN,
+        "BAD_USER_INPUT": Outcome.REFUSED,
+        "GRAPHQL_VALIDATION_FAILED": Outcome.REFUSED,
+        "GRAPHQL_PARSE_FAILED": Outcome.REFUSED,
+    }
+)
+_NAME = re.compile(r"[a-z][A-Za-z0-9]{0,62}")
+
+T = TypeVar("T")
+
+
+def names(client: Client) -> tuple[str, str, str]:
+    """The object that stands for leads, in singular and plural, and its relation to a member."""
+    known = client.credentials.parameters
+    found = known.get("object") or "company", known.get("objects") or "companies", known.get("owner") or "accountOwner"
+    if not all(_NAME.fullmatch(name) for name in found):
+        text = "The parameters object, objects and owner are names of Twenty's API, such as company and accountOwner."
+        raise CrmError(Outcome.REFUSED, call="names", text=text)
+    return found
+
+
+def graphql(client: Client, query: str, given: Mapping[str, Any], *, write: bool) -> Answer:
+    """``POST /graphql``; the answer, or the error that a 200 holds."""
+    answer = client.post("/graphql", json={"query": query, "variables": dict(given)}, write=write)
+    with answer.reading(write=write):
+        told = Fields(answer.data, strict=False)
+        errors = told.objects("errors")
+        if not errors and not told.has("data"):
+            raise payload.missing("data")
+    if errors:
+        code = errors[0].object("extensions").text("code") or ""
+        unknown = Outcome.UNKNOWN if write else Outcome.NOT_SENT
+        # The agent is no member (any more): told by the database, under the code of a fault of the server.
+        refused = "foreign key constraint" in (errors[0].text("message") or "")
+        raise answer.failed(Outcome.REFUSED if refused else _CODES.get(code, unknown))
+    return answer
+
+
+def rows(data: Fields, name: str, make: Callable[[Fields], T]) -> list[T]:
+    """What `make` makes of each record of an answer of REST. Raises :class:`Unreadable` where it holds no list."""
+    if not isinstance(data.object("data").data.get(name), list):
+        raise payload.missing(name)
+    return [make(row) for row in data.object("data").objects(name)]
+
+
+def listing(client: Client, name: str, make: Callable[[Fields], T]) -> Iterator[list[T]]:
+    """A list of REST to its end."""
+
+    def read(data: Fields) -> tuple[list[T], Next | None]:
+        info = data.object("pageInfo")
+        cursor = info.text("endCursor") if info.flag("hasNextPage") else None
+        return rows(data, name, make), (path, base | {"starting_after": cursor}) if cursor else None
+
+    path, base = f"/rest/{name}", {"limit": str(PAGE)}
+    return upkeep.pages(lambda link, params: client.get(link, params=params), (path, base), read)

@@ -1,0 +1,146 @@
+"""Apps: one registration at a CRM that many accounts install, with one hook and one secret for all of them.
+
+An app is a reserved tenant of its CRM, so that its hook, its secrets and what comes in are kept as any tenant's are.
+It has no leads: a worker copies each event of a delivery to the tenant whose account it names, in one commit per
+tenant, under the event's own key. So nothing that is sent on, twice or to a wrong address reaches another account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
+
+from adapters import registry
+from adapters.base import Capability
+from adapters.oauth import App
+from connector import work
+from connector.database import unit
+from connector.errors import TurnlockError
+from connector.hooks import hook_url, new_hook, set_secret, store_secret
+from connector.runtime import Runtime, Tenant, app_id
+from connector.tables import app_accounts
+from routing.tables import tenants
+
+_CLIENT_SECRET = "client_secret"  # noqa: S105 - the name of a secret
+_PARAMETERS = ("client_id", "authorize_url", "pkce")
+
+
+def app_name(crm: str) -> str:
+    """What the reserved tenant of an app is called: no tenant of an admin may have such a name."""
+    return f"app:{crm}"
+
+
+def secrets_of(crm: str) -> tuple[str, ...]:
+    """The secrets of an app: its own at the CRM, and what signs its hook where that is another one."""
+    adapter = registry.adapter(crm)
+    signs = adapter.hook_secret if Capability.APP_HOOKS in adapter.capabilities else None
+    return tuple(dict.fromkeys((_CLIENT_SECRET, signs or _CLIENT_SECRET)))
+
+
+def set_app(
+    runtime: Runtime,
+    crm: str,
+    *,
+    parameters: Mapping[str, str],
+    secret_values: Mapping[str, str],
+    base_url: str | None = None,
+) -> Tenant:
+    """Register the app of a CRM here, or change what is known of it. Raises :class:`TurnlockError` with every problem.
+
+    ``parameters``: client_id; authorize_url where consent is asked for at another address; pkce=no for a CRM's server
+    that does not take it.
+    """
+    if registry.adapter(crm).oauth is None:
+        raise TurnlockError(f"{crm}: apps of this CRM are not supported; add tenants with credentials of their own")
+    wanted = secrets_of(crm)
+    problems = [
+        f"{name}: an app has no such {what}; it has {', '.join(known)}"
+        for what, given, known in (("parameter", parameters, _PARAMETERS), ("secret", secret_values, wanted))
+        for name in given.keys() - {*known}
+    ]
+    with runtime.engine.connect() as conn:
+        present = runtime.found(conn, app_id(crm))
+    if present is None:
+        if not parameters.get("client_id"):
+            problems.append("client_id: missing; give it with --param client_id=... (the CRM shows it with the app)")
+        problems += [f"{n}: missing; give it with --secret {n}" for n in wanted if not secret_values.get(n)]
+    if problems:
+        raise TurnlockError("\n".join(sorted(problems)))
+    if present is not None:
+        with unit(runtime.engine) as (conn, _):
+            values: dict[str, Any] = {"parameters": {**present.parameters, **parameters}}
+            values |= {"base_url": base_url} if base_url else {}
+            conn.execute(sa.update(tenants).where(tenants.c.tenant_id == present.tenant_id).values(values))
+        for name, value in secret_values.items():
+            set_secret(runtime, present, name, value)
+    else:
+        new = {"tenant_id": app_id(crm), "name": app_name(crm), "crm": crm, "base_url": base_url}
+        try:
+            with unit(runtime.engine) as (conn, _):
+                conn.execute(sa.insert(tenants).values({**new, "parameters": dict(parameters)}))
+                for name, value in secret_values.items():
+                    store_secret(runtime, conn, app_id(crm), name, value)
+                new_hook(runtime, conn, app_id(crm))
+                work.want(conn, app_id(crm), "retention")  # its only chore: it has no leads and no agents
+        except IntegrityError:
+            raise TurnlockError(f"the app of {crm} was registered meanwhile; run it again to change it") from None
+    runtime.forget_secrets()
+    with runtime.engine.connect() as conn:
+        return runtime.tenant(conn, app_id(crm))
+
+
+def app_hook_url(runtime: Runtime, crm: str) -> str:
+    """The one address that the CRM posts to for all accounts of the app."""
+    with runtime.engine.connect() as conn:
+        return hook_url(runtime, conn, app_tenant(runtime, conn, crm))
+
+
+def app_tenant(runtime: Runtime, conn: sa.Connection, crm: str) -> Tenant:
+    """The reserved tenant of a CRM's app. Raises :class:`TurnlockError` where there is none."""
+    tenant = runtime.found(conn, app_id(crm))
+    if tenant is None:
+        raise TurnlockError(f"{crm}: no app is registered here; `turnlock app set {crm}` does so")
+    return tenant
+
+
+def app_credentials(runtime: Runtime, conn: sa.Connection, crm: str) -> tuple[Tenant, App]:
+    """The app's tenant and what it shows the CRM at a consent and a renewal."""
+    tenant = app_tenant(runtime, conn, crm)
+    secret = runtime.secrets(conn, tenant).get(_CLIENT_SECRET, [""])[0]
+    return tenant, App(tenant.parameters["client_id"], secret, f"{runtime.settings.public_url}/oauth/callback")
+
+
+# -- accounts ---------------------------------------------------------------------------------------------------
+
+
+def join(conn: sa.Connection, crm: str, account: str, tenant: Tenant) -> bool:
+    """Say that `account` is this tenant, in the transaction that stores its grant; False when it is another's.
+
+    An account of a removed tenant is free again, and a tenant has one account at a time.
+    """
+    a, t = app_accounts.c, tenants.c
+    here = a.tenant_id == app_id(crm)
+    conn.execute(sa.delete(app_accounts).where(here, a.member_id == tenant.tenant_id, a.account != account))
+    new = insert(app_accounts).values(tenant_id=app_id(crm), account=account, member_id=tenant.tenant_id)
+    conn.execute(new.on_conflict_do_nothing(index_elements=["tenant_id", "account"]))
+    # Locked: of two tenants that an account's admins connect at once, the second waits and then sees whose it is.
+    holder = conn.execute(
+        sa.select(a.member_id, a.account).where(here, a.account == account).with_for_update(key_share=True)
+    ).one()
+    if holder.member_id == tenant.tenant_id:
+        return True
+    status = conn.execute(sa.select(t.status).where(t.tenant_id == holder.member_id)).scalar_one_or_none()
+    if status == "active":
+        return False
+    conn.execute(sa.update(app_accounts).where(here, a.account == account).values(member_id=tenant.tenant_id))
+    return True
+
+
+def leave(conn: sa.Connection, tenant: Tenant) -> None:
+    """Forget which account this tenant was: what the app is still told of it is ignored."""
+    a = app_accounts.c
+    conn.execute(sa.delete(app_accounts).where(a.tenant_id == app_id(tenant.crm), a.member_id == tenant.tenant_id))

@@ -1,0 +1,105 @@
+"""Apps: one registration at a CRM for many accounts, and connecting an account to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from connector.cli import secrets
+from connector.cli.output import print_json, say
+from connector.cli.support import json_option, session, tenant_argument, tenant_session
+from connector.cli.tenants import _address, _pairs
+
+
+@click.group()
+def app() -> None:
+    """Your app at a CRM: one id, one secret and one hook for all accounts that install it.
+
+    Example: turnlock app show hubspot
+    """
+
+
+@app.command("set")
+@click.argument("crm")
+@click.option("--base-url", callback=_address, help="Another address of the CRM's API than its own (a sandbox).")
+@click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="client_id, pkce.")
+@click.option(
+    "--secret",
+    "named",
+    multiple=True,
+    metavar="NAME[=@FILE]",
+    help="A secret: from FILE, from TURNLOCK_SECRET_<NAME>, or asked for.",
+)
+@json_option
+def app_set(crm: str, base_url: str | None, params: dict[str, str], named: tuple[str, ...], as_json: bool) -> None:
+    """Register your app of CRM here, or change what is known of it. Nothing is changed in the CRM.
+
+    Example: turnlock app set hubspot --param client_id=1234 --secret client_secret
+    """
+    from connector import apps
+
+    wanted: list[dict[str, Any]] = [
+        {"name": name, "title": name, "secure": True, "required": False, "help": "of the app"}
+        for name in apps.secrets_of(crm)
+    ]
+    with session() as runtime:
+        values = secrets.gather(named, wanted)
+        apps.set_app(runtime, crm, parameters=params, secret_values=values, base_url=base_url)
+        told = _told(runtime, crm)
+    if as_json:
+        print_json({"crm": crm, **told})
+    else:
+        say(f"The app of {crm} is registered. Enter at the CRM:", *(f"  {k}: {v}" for k, v in told.items()))
+
+
+@app.command("show")
+@click.argument("crm")
+@json_option
+def app_show(crm: str, as_json: bool) -> None:
+    """Show what is to be entered at the CRM for your app: where consents come back to, and its hook.
+
+    Example: turnlock app show hubspot
+    """
+    with session() as runtime:
+        told = _told(runtime, crm)
+    if as_json:
+        print_json({"crm": crm, **told})
+    else:
+        say(*(f"{k}: {v}" for k, v in told.items()))
+
+
+def _told(runtime: Any, crm: str) -> dict[str, str]:
+    from adapters import registry
+    from adapters.base import Capability
+    from connector import apps
+
+    with runtime.engine.connect() as conn:
+        _, credentials = apps.app_credentials(runtime, conn, crm)
+    told = {"redirect_url": credentials.redirect_uri}
+    if Capability.APP_HOOKS in registry.adapter(crm).capabilities:
+        told["hook_url"] = apps.app_hook_url(runtime, crm)
+    return told
+
+
+@click.command()
+@tenant_argument
+@json_option
+def connect(tenant: str, as_json: bool) -> None:
+    """Make a link with which the admin of TENANT's account grants access. It is good for 30 minutes.
+
+    Whoever opens it can connect an account of theirs: send it to that admin only.
+
+    Example: turnlock connect acme
+    """
+    from connector import oauth
+
+    with tenant_session(tenant) as (runtime, found):
+        url = oauth.link(runtime, found)
+    if as_json:
+        print_json({"tenant": found.name, "url": url})
+    else:
+        say(f"Open this within 30 minutes, signed in to the account as an admin: {url}")
+
+
+COMMANDS = (app, connect)
