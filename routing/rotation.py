@@ -277,6 +277,23 @@ def standing(line: Line, available: Collection[UUID] | None = None) -> tuple[UUI
     return tuple(order)
 
 
+def lineup(line: Line, available: Collection[UUID] | None = None) -> tuple[UUID, ...]:
+    """All members in line order as one pick among `available` (None: everyone) sees them.
+
+    Whoever is owed a turn stands first; then those whose share is due, the earliest deadline first; then those who had
+    their share already; then those of weight 0. The first of it who is available is the one whom :func:`pick` takes.
+    """
+    free = frozenset(place.agent_id for place in line.places) if available is None else frozenset(available)
+    weighty = [place for place in line.places if place.weight]
+    contenders = [place for place in weighty if place.agent_id in free] or weighty
+    total = sum(place.weight for place in contenders)
+    weighted = sum(place.weight * _start(place, line.floor) for place in contenders)
+    weighty.sort(key=lambda place: (_start(place, line.floor) * total > weighted, _turn_order(place)))
+    due = [owed.agent_id for owed in _owed_in_order(line) if place_of(line, owed.agent_id).weight]
+    rest = (place.agent_id for place in (*weighty, *line.places))
+    return tuple(dict.fromkeys((*due, *rest)))
+
+
 def first_by_rank(places: Collection[Place], available: Collection[UUID]) -> UUID | None:
     """Whom a lead goes to while the rotation flag is off: the first available by rank. Consumes no turn."""
     free = frozenset(available)
