@@ -7,23 +7,14 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from connector.explain import Json, Names, iso
+from connector.naming import Json, Names, iso
 from connector.runtime import Runtime, Tenant
+from connector.trial import Trial, moment, snapshot
 from routing import rotation, store
 from routing import tables as t
-from routing.decide import QueueState
-from routing.model import Agent, Flag, Role
+from routing.decide import Case, Outcome, QueueState
+from routing.model import Agent, Flag, Lead, Role
 from routing.skips import Unavailable, unavailable
-
-
-def _snapshot(runtime: Runtime) -> sa.Connection:
-    # One moment for the line, its members and the agents; without it the preview could mix two turns.
-    return runtime.engine.connect().execution_options(isolation_level="REPEATABLE READ")
-
-
-def _now(runtime: Runtime, conn: sa.Connection) -> datetime:
-    found: datetime = conn.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
-    return runtime.clock(found)
 
 
 def _away(agent: Agent, weight: int, now: datetime, flags: frozenset[Flag]) -> Unavailable | None:
@@ -62,29 +53,39 @@ def _head(names: Names, queue: QueueState, held: int, now: datetime) -> Json:
 
 
 def next_up(runtime: Runtime, tenant: Tenant, queue_id: UUID, count: int) -> Json:
-    """The next `count` turns of a queue if nothing changes, and every member who is unavailable now with the reason.
+    """Who gets the next `count` leads of a queue if nothing changes, and every member who is unavailable now and why.
 
-    A lead may still go elsewhere for what only the lead brings: it is held behind others, or an agent already has it.
+    The leads are decided, one after the other, by the code that decides, and not kept: a fallback, a default agent and
+    turns that are owed are in it. ``then`` says what becomes of further leads when the list ends before its time. A
+    lead may still go elsewhere for what only the lead brings, as when an agent already has this person.
     """
-    with _snapshot(runtime) as conn:
-        row = store.tenant_row(conn, tenant.tenant_id)
-        queue = store.load_queues(conn, tenant.tenant_id, row.flags, [queue_id])[queue_id]
-        ids = {place.agent_id for place in queue.line.places}
-        agents = store.load_agents(conn, tenant.tenant_id, row.flags, ids)
+    with snapshot(runtime) as conn:
+        trial = Trial(runtime, conn, tenant)
+        trial.only(queue_id)
+        queue = trial.queue(queue_id)
         names = Names.load(conn, tenant.tenant_id)
         held = _held(conn, tenant.tenant_id, queue_id)
-        now = _now(runtime, conn)
-    out = {p.agent_id: _away(agents[p.agent_id], p.weight, now, row.flags) for p in queue.line.places}
-    free = [agent_id for agent_id, away in out.items() if away is None]
-    if Flag.ROTATION in row.flags:
-        picks = rotation.next_up(queue.line, free, count)
-        turns = [{"turn": p.turn, "agent": names.agent(p.agent_id), "how": p.how.value} for p in picks]
-    else:
-        # Without the rotation nobody moves: every lead goes to the same member, and none takes a turn.
-        first = rotation.first_by_rank(queue.line.places, free)
-        turns = [{"turn": None, "agent": names.agent(first), "how": "rank"}] * (count if first else 0)
+        rows: list[Json] = []
+        then = None
+        for _ in range(count):
+            # As a lead that waited: those that do are served first, and are the next leads.
+            decision = trial.decide(Case(queue_id, Lead(ref=""), was_held=True))
+            if decision.outcome is not Outcome.ASSIGNED:
+                then = {"outcome": decision.outcome.value, "reason": decision.reason.value if decision.reason else None}
+                break
+            rows.append(
+                {
+                    "turn": decision.pick.turn if decision.pick else None,
+                    "agent": names.agent(decision.agent_id),
+                    "how": decision.record["how"],
+                    "queue": names.queue(decision.queue_id),
+                }
+            )
+    flags, now = trial.plan.flags, trial.now
+    out = {p.agent_id: _away(trial.bench.agents[p.agent_id], p.weight, now, flags) for p in queue.line.places}
     return _head(names, queue, held, now) | {
-        "next": turns,
+        "next": rows,
+        "then": then,
         "unavailable": [
             {"agent": names.agent(agent_id)} | _reason(away) for agent_id, away in out.items() if away is not None
         ],
@@ -93,14 +94,14 @@ def next_up(runtime: Runtime, tenant: Tenant, queue_id: UUID, count: int) -> Jso
 
 def show(runtime: Runtime, tenant: Tenant, queue_id: UUID) -> Json:
     """A queue as it stands: its members in the order in which they are served next, then the others."""
-    with _snapshot(runtime) as conn:
+    with snapshot(runtime) as conn:
         row = store.tenant_row(conn, tenant.tenant_id)
         queue = store.load_queues(conn, tenant.tenant_id, row.flags, [queue_id])[queue_id]
         ids = {place.agent_id for place in queue.line.places}
         agents = store.load_agents(conn, tenant.tenant_id, row.flags, ids)
         names = Names.load(conn, tenant.tenant_id)
         held = _held(conn, tenant.tenant_id, queue_id)
-        now = _now(runtime, conn)
+        now = moment(runtime, conn)
     places = {place.agent_id: place for place in queue.line.places}
     out = {p.agent_id: _away(agents[p.agent_id], p.weight, now, row.flags) for p in queue.line.places}
     owed = [one.agent_id for one in queue.line.owed]
@@ -122,7 +123,7 @@ def show(runtime: Runtime, tenant: Tenant, queue_id: UUID) -> Json:
 
 def everyone(runtime: Runtime, tenant: Tenant) -> list[Json]:
     """All agents with what Turnlock knows of them, in order of name."""
-    with _snapshot(runtime) as conn:
+    with snapshot(runtime) as conn:
         stages = runtime.stages(conn)
         flags = store.tenant_row(conn, tenant.tenant_id).flags
         agents = store.load_agents(conn, tenant.tenant_id, stages)
@@ -139,7 +140,7 @@ def everyone(runtime: Runtime, tenant: Tenant) -> list[Json]:
             .order_by(q.name)
         ):
             queues.setdefault(row.agent_id, []).append(row.name)
-        now = _now(runtime, conn)
+        now = moment(runtime, conn)
     return [
         {
             "agent_id": str(agent.agent_id),

@@ -18,6 +18,7 @@ _HOW = {
     "default_agent": "the queue's default agent",
     "existing_owner": "has this person already",
 }
+_TIMES = (("seconds_to_decide", "decision"), ("seconds_to_owner", "owner in the CRM"))
 _RESULT = {"matched": "yes", "failed": "no", "missing": "no, it is missing", "not_comparable": "no, not comparable"}
 
 
@@ -58,6 +59,9 @@ def _decision(number: int, d: Json) -> None:
     told = f"{d['told_by']['source']}, {d['told_by']['kind']}, " if d["told_by"] else ""
     say(f"  cause: {d['cause']} ({told}received {when(d['received_at']) or 'by hand'})")
     say(f"  by: {_by(d)}, version {d['config_version']} of the configuration")
+    took = [f"{d[key]:.3f} s to the {what}" for key, what in _TIMES if d[key] is not None]
+    if took:
+        say(f"  from its receipt: {', '.join(took)}")
     if d["agent"]:
         say(f"  why them: {_HOW.get(d['how'], d['how'])}{_turn(d)}")
     _rules(d["rules"])
@@ -116,9 +120,11 @@ def _path(path: Json) -> None:
     rows = []
     for member in path["members"]:
         state = "passed over" if member["passed_over"] else member["state"]
-        reason = f"{member['skip']}: {member['detail']}" if member["skip"] else None
-        rows.append((agent(member["agent"]), state, reason, member["remedy"]))
-    table(("member", "", "why", "what would change it"), rows, none="no member was recorded", indent=4)
+        reason = f"{member['skip']}: {member['detail']}" if member["skip"] else member["detail"]
+        place = None if member["place_before"] is None else f"{member['place_before']} -> {member['place_after']}"
+        rows.append((place, agent(member["agent"]), state, reason, member["remedy"]))
+    columns = ("place", "member", "", "why", "what would change it")
+    table(columns, rows, none="no member was recorded", indent=4)
 
 
 def _writes(d: Json) -> None:
