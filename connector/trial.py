@@ -5,7 +5,7 @@ Nothing is locked and nothing is written. Everything is read in one snapshot, so
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -13,10 +13,10 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from connector.draft import Draft
 from connector.runtime import Runtime, Tenant
 from routing import store
-from routing.decide import Bench, Case, Decision, NeedQueues, Plan, QueueState
-from routing.model import Flag
+from routing.decide import Bench, Case, Decision, NeedQueues, QueueState
 from routing.rotation import Line
 from routing.rules import RuleSet
 
@@ -37,17 +37,20 @@ def moment(runtime: Runtime, conn: sa.Connection) -> datetime:
 class Trial:
     """Decides leads one after the other as they would be now, moving lines in memory alone."""
 
-    def __init__(self, runtime: Runtime, conn: sa.Connection, tenant: Tenant, plan: Plan | None = None) -> None:
-        """On a :func:`snapshot`. With `plan` by that configuration instead of the one in force."""
+    def __init__(self, runtime: Runtime, conn: sa.Connection, tenant: Tenant, draft: Draft | None = None) -> None:
+        """On a :func:`snapshot`. With `draft` as if it had been applied."""
         self._conn = conn
         self._tenant_id = tenant.tenant_id
-        row = store.tenant_row(conn, tenant.tenant_id)
-        self.plan = plan or runtime.plan(conn, row)
         self.now = moment(runtime, conn)
         self._queues: dict[UUID, QueueState] = {}
-        agents = store.load_agents(conn, tenant.tenant_id, self.plan.flags, self.plan.target_agents)
-        self._agents = dict(agents)
+        if draft is None:
+            self.plan = runtime.plan(conn, store.tenant_row(conn, tenant.tenant_id))
+            self._agents = store.load_agents(conn, tenant.tenant_id, self.plan.flags, self.plan.target_agents)
+        else:
+            self.plan, self._agents = draft.plan, dict(draft.agents)
         self.bench = Bench(self.plan, self._agents, self._queues, self.now)
+        if draft is not None:
+            self._keep(draft.after)
 
     def only(self, queue_id: UUID) -> None:
         """From now on every lead goes to this queue, as if there were no rules."""
@@ -81,13 +84,11 @@ class Trial:
 
     def _load(self, queue_ids: Collection[UUID]) -> None:
         found = store.load_queues(self._conn, self._tenant_id, self.plan.flags, queue_ids)
-        self._queues |= found
-        self.bench.lines |= {queue_id: queue.line for queue_id, queue in found.items()}
-        self.bench.held |= {queue_id for queue_id, queue in found.items() if queue.held}
+        self._keep(found)
         wanted = {place.agent_id for queue in found.values() for place in queue.line.places}
         self.know(wanted | {queue.default_agent_id for queue in found.values() if queue.default_agent_id})
 
-    @property
-    def turning(self) -> bool:
-        """Whether the rotation is on."""
-        return Flag.ROTATION in self.plan.flags
+    def _keep(self, found: Mapping[UUID, QueueState]) -> None:
+        self._queues |= found
+        self.bench.lines |= {queue_id: queue.line for queue_id, queue in found.items()}
+        self.bench.held |= {queue_id for queue_id, queue in found.items() if queue.held}

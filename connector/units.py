@@ -329,19 +329,14 @@ class _Known:
         )
 
     def existing_owner(self, item: Item) -> UUID | None:
-        """The agent of another lead that is the same person: the latest who can still take leads, else the latest."""
-
-        def rank(known: tuple[datetime, UUID]) -> tuple[bool, datetime]:
-            agent = self.agents.get(known[1])
-            return agent is not None and agent.active and not agent.refused, known[0]
-
+        """The agent of another lead that is the same person."""
         found = [
             known
             for digest in item.identities
             for lead_id, known in self.owners.get(digest, {}).items()
             if lead_id != item.lead_id
         ]
-        return max(found, key=rank)[1] if found else None
+        return store.latest_owner(found, self.agents)
 
     def assigned(self, item: Item, agent_id: UUID) -> None:
         """Later leads of the same unit see this one, as the latest, by what says who the person is."""

@@ -6,7 +6,7 @@ the session would be handed back with the values it had before the lock was gran
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -356,3 +356,13 @@ def existing_owners(
             owners.setdefault(digest, {})[row.lead_id] = (row.since, row.agent_id)
     shared = {d for d, n in count.items() if n > SHARED_BY_MANY}
     return {d: o for d, o in owners.items() if d not in shared}, shared
+
+
+def latest_owner(known: Iterable[tuple[datetime, UUID]], agents: Mapping[UUID, Agent]) -> UUID | None:
+    """Of the agents of a person's leads (since when, who) the latest who can still take leads, else the latest."""
+
+    def rank(one: tuple[datetime, UUID]) -> tuple[bool, datetime]:
+        agent = agents.get(one[1])
+        return agent is not None and agent.active and not agent.refused, one[0]
+
+    return max(known, key=rank, default=(None, None))[1]

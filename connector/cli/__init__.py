@@ -13,6 +13,7 @@ from connector.cli.operate import COMMANDS as OPERATE
 from connector.cli.parked import COMMANDS as PARKED
 from connector.cli.serving import COMMANDS as SERVING
 from connector.cli.tenants import COMMANDS as TENANTS
+from connector.cli.trying import COMMANDS as TRYING
 
 _LAZY = {"demo": ("connector.demo", "Everything at once on this machine, with a sandbox CRM.")}
 
@@ -64,7 +65,7 @@ def cli() -> None:
     """
 
 
-for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *OPERATE, *PARKED):
+for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *TRYING, *OPERATE, *PARKED):
     cli.add_command(command)
 
 

@@ -64,9 +64,8 @@ def _decision(number: int, d: Json) -> None:
         say(f"  from its receipt: {', '.join(took)}")
     if d["agent"]:
         say(f"  why them: {_HOW.get(d['how'], d['how'])}{_turn(d)}")
-    _rules(d["rules"])
-    for path in d["paths"]:
-        _path(path)
+    tell_rules(d["rules"])
+    tell_paths(d["paths"])
     _writes(d)
 
 
@@ -85,7 +84,8 @@ def _turn(d: Json) -> str:
     return f", turn {d['turn']} of queue {d['queue']}{void}"
 
 
-def _rules(rules: list[Json]) -> None:
+def tell_rules(rules: list[Json]) -> None:
+    """Print the rules that were tried, each with its tests."""
     if not rules:
         return
     say("  rules tried:")
@@ -105,6 +105,12 @@ def _test(why: Json) -> str:
     has = why["lead"]
     said = f", the lead has {', '.join(map(str, has)) if isinstance(has, list) else has}" if has is not None else ""
     return f"{text}: {_RESULT.get(why['result'], why['result'])}{said}"
+
+
+def tell_paths(paths: list[Json]) -> None:
+    """Print the queues and agents that were looked at."""
+    for path in paths:
+        _path(path)
 
 
 def _path(path: Json) -> None:
@@ -144,4 +150,4 @@ def _writes(d: Json) -> None:
     table(("what", "", "ordered", "ended", "took", "failed tries", "in words"), rows, indent=4)
 
 
-__all__ = ["tell"]
+__all__ = ["tell", "tell_paths", "tell_rules"]
