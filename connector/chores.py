@@ -9,16 +9,17 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, inbox, log, work
+from connector import breaker, fairness, inbox, log, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
 from connector.database import is_outage, unit
 from connector.runtime import Runtime, Tenant
-from connector.tables import alarms, dedupe_keys, delivery_bodies, events
+from connector.tables import alarms, chores, dedupe_keys, delivery_bodies, events
 from routing import store
 from routing import tables as t
 from routing.model import Flag, Role
@@ -29,6 +30,7 @@ SWEEP_OVERLAP = timedelta(minutes=15)
 # A sweep of an account never swept before looks back this far.
 SWEEP_FIRST = timedelta(hours=24)
 _HELD_BATCH = 200
+_FOLDS = 20  # portions of the ledger that one run of the fairness chore folds
 _KEYS_LIVE = timedelta(days=90)  # longer than any sender retries (the longest known: 8 hours, by hand 30 days)
 
 _ASK_THE_CRM = frozenset({"agents", "sweep"})
@@ -306,6 +308,9 @@ def _audit(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
             )
         if not bad:
             close_alarm(conn, tenant.tenant_id, "ledger_broken")
+        # A tenant that was installed under an earlier Turnlock gets the chores that came since.
+        missing = [{"tenant_id": tenant.tenant_id, "kind": kind} for kind in CHORES]
+        conn.execute(insert(chores).on_conflict_do_nothing(index_elements=["tenant_id", "kind"]), missing)
     return 3600.0, None
 
 
@@ -319,6 +324,12 @@ def _retention(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
     return 86400.0, None
 
 
+def _fairness(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
+    """Fold what the ledgers have gained, in portions: a tenant with millions of turns must not hold up the others."""
+    done = fairness.roll_up(runtime, tenant.tenant_id, batches=_FOLDS)
+    return (300.0 if done else 1.0), None
+
+
 Chore = Callable[[Runtime, Tenant, Call], tuple[float, Any]]
 CHORES: Mapping[str, Chore] = {
     "agents": _agents,
@@ -326,4 +337,5 @@ CHORES: Mapping[str, Chore] = {
     "held": _held,
     "audit": _audit,
     "retention": _retention,
+    "fairness": _fairness,
 }

@@ -8,6 +8,7 @@ import click
 
 from connector import __version__
 from connector.cli.configure import COMMANDS as CONFIGURE
+from connector.cli.fairness import COMMANDS as FAIRNESS
 from connector.cli.inspect import COMMANDS as INSPECT
 from connector.cli.operate import COMMANDS as OPERATE
 from connector.cli.parked import COMMANDS as PARKED
@@ -65,7 +66,7 @@ def cli() -> None:
     """
 
 
-for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *TRYING, *OPERATE, *PARKED):
+for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *FAIRNESS, *TRYING, *OPERATE, *PARKED):
     cli.add_command(command)
 
 

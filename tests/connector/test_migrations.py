@@ -501,6 +501,7 @@ LOCKS = {
     ("connector.switches", "_set"): "agents",
     ("connector.replay", "replay_one"): "events",
     ("connector.chores", "_lock_held_alarms"): "alarms",
+    ("connector.fairness", "_roll"): "fairness_marks",
 }
 
 
