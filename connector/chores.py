@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, fairness, inbox, log, work
+from connector import breaker, erase, fairness, inbox, log, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
@@ -30,6 +30,7 @@ SWEEP_OVERLAP = timedelta(minutes=15)
 # A sweep of an account never swept before looks back this far.
 SWEEP_FIRST = timedelta(hours=24)
 _HELD_BATCH = 200
+_FORGET_BATCH = 200  # leads past their time that one run forgets
 _FOLDS = 20  # portions of the ledger that one run of the fairness chore folds
 _KEYS_LIVE = timedelta(days=90)  # longer than any sender retries (the longest known: 8 hours, by hand 30 days)
 
@@ -315,13 +316,25 @@ def _audit(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
 
 
 def _retention(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
-    """Personal data and keys past their time go: bodies, payloads of closed events, dedupe keys."""
-    days = timedelta(days=runtime.settings.body_retention_days)
+    """Personal data and keys past their time go: bodies, payloads of parked events, facts of leads, dedupe keys."""
+    settings, tenant_id = runtime.settings, tenant.tenant_id
+    days = timedelta(days=settings.body_retention_days)
+    old: list[UUID] = []
     with unit(runtime.engine) as (conn, now):
-        b, k = delivery_bodies.c, dedupe_keys.c
-        conn.execute(sa.delete(delivery_bodies).where(b.tenant_id == tenant.tenant_id, b.received_at < now - days))
-        conn.execute(sa.delete(dedupe_keys).where(k.tenant_id == tenant.tenant_id, k.seen_at < now - _KEYS_LIVE))
-    return 86400.0, None
+        b, k, e = delivery_bodies.c, dedupe_keys.c, events.c
+        conn.execute(sa.delete(delivery_bodies).where(b.tenant_id == tenant_id, b.received_at < now - days))
+        conn.execute(
+            sa.update(events)
+            .where(e.tenant_id == tenant_id, e.state == "parked", e.received_at < now - days, e.payload.is_not(None))
+            .values(payload=None)
+        )
+        conn.execute(sa.delete(dedupe_keys).where(k.tenant_id == tenant_id, k.seen_at < now - _KEYS_LIVE))
+    if settings.facts_retention_days is not None:
+        with unit(runtime.engine) as (conn, now):
+            before = now - timedelta(days=settings.facts_retention_days)
+            old = erase.old_leads(conn, tenant_id, before, _FORGET_BATCH)
+            erase.forget(conn, tenant_id, old)
+    return (1.0 if len(old) == _FORGET_BATCH else 86400.0), None
 
 
 def _fairness(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:

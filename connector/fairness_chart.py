@@ -7,7 +7,7 @@ from typing import Any
 
 from connector.naming import Json
 
-_ROW, _LEFT, _WIDTH, _TOP, _RIGHT = 44, 190, 560, 76, 130
+_ROW, _LEFT, _WIDTH, _TOP, _RIGHT = 44, 210, 520, 76, 190
 _EXPECTED, _ACTUAL, _INK, _LINE = "#b8c4d6", "#2563a8", "#1f2937", "#d5dae2"
 
 
@@ -41,7 +41,7 @@ def chart(report: Json) -> str:
 def _bars(row: Any, top: int, most: float) -> list[str]:
     expected, actual = (round(_WIDTH * max(row[key], 0) / most, 1) for key in ("expected", "actual"))
     name = row["agent"]["name"]
-    shown = name if len(name) <= 24 else f"{name[:23]}…"
+    shown = name if len(name) <= 22 else f"{name[:21]}…"
     difference = f"{row['difference']:+.1f}"
     says = f"{name}: expected {row['expected']:.1f}, had {row['actual']}, difference {difference}"
     return [

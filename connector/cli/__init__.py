@@ -8,6 +8,7 @@ import click
 
 from connector import __version__
 from connector.cli.configure import COMMANDS as CONFIGURE
+from connector.cli.erasing import COMMANDS as ERASING
 from connector.cli.fairness import COMMANDS as FAIRNESS
 from connector.cli.inspect import COMMANDS as INSPECT
 from connector.cli.operate import COMMANDS as OPERATE
@@ -66,7 +67,7 @@ def cli() -> None:
     """
 
 
-for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *FAIRNESS, *TRYING, *OPERATE, *PARKED):
+for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *FAIRNESS, *TRYING, *OPERATE, *PARKED, *ERASING):
     cli.add_command(command)
 
 
