@@ -23,7 +23,7 @@ KIM: dict[str, Any] = {
     "phones": ["(555) 555-0142"],
     "city": "Xanadu Springs",
 }
-WORDS = ("Kim", "Quimby", "555-0142", "5550142", "Xanadu")
+WORDS = ("Kim Q", "Quimby", "555-0142", "5550142", "Xanadu")
 
 
 @pytest.fixture
