@@ -273,7 +273,7 @@ def set_members(
     weights = {member.agent_id: member.weight for member in members}
     moves = saving.Moves(state.line, state.next_rank, actor)
     if begun:
-        _move(moves, weights, weighted=Flag.WEIGHTS in flags)
+        move_members(moves, weights, weighted=Flag.WEIGHTS in flags)
     else:
         start_line(moves, [(a, ranks.get(a), w if Flag.WEIGHTS in flags else 1) for a, w in weights.items()])
     if leavers := present - weights.keys():
@@ -298,7 +298,7 @@ def set_members(
         )
 
 
-def _move(moves: saving.Moves, weights: dict[UUID, int], *, weighted: bool) -> None:
+def move_members(moves: saving.Moves, weights: dict[UUID, int], *, weighted: bool) -> None:
     """Leavers leave, the re-weighted are re-weighted, joiners join: in that order, so that joiners see the rest."""
     for place in moves.line.places:
         weight = weights.get(place.agent_id)

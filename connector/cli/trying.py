@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
 
-from connector.cli.output import agent, print_json, say
+from connector.cli.output import agent, print_json, say, table, when
 from connector.cli.story import tell_paths, tell_rules
-from connector.cli.support import find_lead, json_option, tenant_argument, tenant_session
+from connector.cli.support import Since, find_lead, json_option, tenant_argument, tenant_session
 
 if TYPE_CHECKING:
     from connector.runtime import Runtime, Tenant
@@ -86,4 +87,56 @@ def _tell(d: dict[str, Any]) -> None:
     tell_paths(d["paths"])
 
 
-COMMANDS = (simulate,)
+@click.command("replay-history")
+@tenant_argument
+@click.option("--since", type=Since(), default="90d", show_default=True, help="The leads from this moment on.")
+@click.option("--config", "file", type=click.File("rb"), help="The draft; the configuration in force otherwise.")
+@click.option("--show", type=click.IntRange(0), default=20, show_default=True, help="How many differences to print.")
+@json_option
+def replay_past(tenant: str, since: timedelta | datetime, file: IO[bytes] | None, show: int, as_json: bool) -> None:
+    """Decide the leads of the past again under a draft.
+
+    Side by side: who would have got what, shares, held leads and each difference. Nothing is written.
+
+    Example: turnlock replay-history acme --since 90d --config draft.yaml
+    """
+    from connector.past import replay_past as again
+
+    with tenant_session(tenant) as (runtime, found):
+        told = again(runtime, found, None if file is None else file.read(), since)
+    if as_json:
+        print_json(told)
+    else:
+        _side_by_side(told, show)
+
+
+def _side_by_side(told: dict[str, Any], show: int) -> None:
+    say(f"{told['leads']} leads of {told['tenant']} since {when(told['since'])}, decided again. Nothing was written.")
+    if told["unknown"]:
+        say(f"Of {told['unknown']} more nothing is known any more.")
+    rows = [
+        (agent(r["agent"]), r["actual"], _percent(r["actual_share"]), r["draft"], _percent(r["draft_share"]),
+         f"{r['difference']:+d}")
+        for r in told["agents"]
+    ]  # fmt: skip
+    table(("agent", "had", "", "would have", "", "difference"), rows)
+    held, left = told["held"], told["left"]
+    say("", f"Held for a time: {held['actual']}, would be {held['draft']}; still: {held['draft_still']}.")
+    say(f"Left alone: {left['actual']}, would be {left['draft']}.")
+    say(f"{told['same']} of {told['leads']} leads the same; {len(told['differences'])} differ:")
+    differ = [(r["lead"], when(r["came"]), _end(r["actual"]), _end(r["draft"])) for r in told["differences"][:show]]
+    table(("lead", "came", "had", "would have"), differ, indent=2)
+    if len(told["differences"]) > show:
+        say(f"  ... and {len(told['differences']) - show} more; see --json")
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def _end(side: dict[str, Any]) -> str:
+    by = f", rule {side['rule']!r}" if side["rule"] else ""
+    return (agent(side["agent"]) if side["agent"] else f"{side['outcome']} ({side['reason']})") + by
+
+
+COMMANDS = (simulate, replay_past)

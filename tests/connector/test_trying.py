@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from connector.past import replay_past
 from connector.settings import Settings
 from routing.tables import metadata
 from tests.connector.cli_rig import Cli, command_line
-from tests.rig import ANA, BEN, CY, DEE, Rig
+from tests.rig import ANA, BEN, CY, DEE, Rig, until
 
 CONFIG = """\
 default_queue: All
@@ -95,6 +96,57 @@ def test_a_stored_delivery_is_tried(make_rig: Callable[..., Rig], turnlock: Cli)
     assert one["agent"]["ref"] in (ANA, BEN, CY)
     missing = "00000000-0000-0000-0000-000000000001"
     assert "no delivery" in turnlock("simulate", "acme", "--delivery", missing, code=1).stderr
+
+
+def test_the_past_under_the_configuration_in_force_is_what_happened(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(config=CONFIG)
+    rig.burst(3)
+    cut = rig.one("SELECT clock_timestamp()")  # the replay begins in the middle of a round
+    rig.burst(2, source="Web")
+    rig.pause(BEN)
+    rig.burst(3)
+    vip = rig.create(price=2000000, tags=["vip"])
+    assert rig.wait_owner(vip) == DEE
+    for ref in (ANA, CY):
+        rig.pause(ref)
+    held = [rig.create() for _ in range(2)]
+    until(lambda: all(rig.standing(ref)["state"] == "held" for ref in held), what="two held leads")
+    rig.pause(BEN, False)
+    for ref in held:
+        assert rig.wait_owner(ref) == BEN
+    rig.pause(ANA, False)
+    rig.burst(3)
+    rig.settle_owners()
+    told = replay_past(rig.runtime, rig.tenant, None, cut)
+    assert told["differences"] == []
+    assert (told["leads"], told["same"], told["unknown"]) == (11, 11, 0)
+    assert told["held"] == {"actual": 2, "draft": 2, "actual_still": 0, "draft_still": 0}
+    assert all(row["difference"] == 0 for row in told["agents"])
+
+
+def test_the_past_under_a_draft_stands_beside_what_happened(
+    make_rig: Callable[..., Rig], turnlock: Cli, tmp_path: Path
+) -> None:
+    rig = make_rig(config=CONFIG)
+    rig.burst(4, price=50000)
+    rich = rig.burst(4, price=300000)
+    rig.settle_owners()
+    rig.stop_worker()
+    before = whole(rig)
+    (tmp_path / "draft.yaml").write_text(DRAFT)
+    given = ("replay-history", "acme", "--since", "1h", "--config", str(tmp_path / "draft.yaml"))
+    told = turnlock.json(*given)
+    assert whole(rig) == before
+    shares = {row["agent"]["ref"]: (row["actual"], row["draft"]) for row in told["agents"]}
+    # The cheap ones go to Dee by the rule; the others turn among four, from the line as it stood.
+    assert shares == {ANA: (3, 1), BEN: (3, 1), CY: (2, 1), DEE: (0, 5)}
+    assert told["leads"] == 8
+    assert {one["draft"]["rule"] for one in told["differences"] if one["lead"] not in rich} == {"Cheap"}
+    text = turnlock(*given, "--show", "1").stdout
+    assert "8 leads of acme" in text
+    assert f"... and {len(told['differences']) - 1} more" in text
+    rig.sql("DELETE FROM lead_facts WHERE tenant_id = :t")  # as after an erasure
+    assert turnlock.json(*given)["unknown"] == 8
 
 
 def test_what_cannot_be_tried_is_told_at_once(make_rig: Callable[..., Rig], turnlock: Cli) -> None:
