@@ -9,10 +9,11 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, inbox, log, work
+from connector import breaker, erase, fairness, inbox, log, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
@@ -20,7 +21,7 @@ from connector.database import at_rest, is_outage, unit
 from connector.reading import keep_identities
 from connector.returning import next_return
 from connector.runtime import Runtime, Tenant
-from connector.tables import alarms, dedupe_keys, delivery_bodies, events
+from connector.tables import alarms, chores, dedupe_keys, delivery_bodies, events
 from routing import store
 from routing import tables as t
 from routing.facts import lead_from_json
@@ -34,6 +35,8 @@ SWEEP_FIRST = timedelta(hours=24)
 _HELD_BATCH = 200
 # Leads wait for somebody's doing (which wakes the drain) or for an instant that is known; this is for a lost wake.
 _HELD_ALL = timedelta(minutes=5)
+_FORGET_BATCH = 200  # leads past their time that one run forgets
+_FOLDS = 20  # portions of the ledger that one run of the fairness chore folds
 _KEYS_LIVE = timedelta(days=90)  # longer than any sender retries (the longest known: 8 hours, by hand 30 days)
 
 _ASK_THE_CRM = frozenset({"agents", "sweep"})
@@ -352,17 +355,38 @@ def _audit(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
             )
         if not bad:
             close_alarm(conn, tenant.tenant_id, "ledger_broken")
+        # A tenant that was installed under an earlier Turnlock gets the chores that came since.
+        missing = [{"tenant_id": tenant.tenant_id, "kind": kind} for kind in CHORES]
+        conn.execute(insert(chores).on_conflict_do_nothing(index_elements=["tenant_id", "kind"]), missing)
     return 3600.0, None
 
 
 def _retention(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
-    """Personal data and keys past their time go: bodies, payloads of closed events, dedupe keys."""
-    days = timedelta(days=runtime.settings.body_retention_days)
+    """Personal data and keys past their time go: bodies, payloads of parked events, facts of leads, dedupe keys."""
+    settings, tenant_id = runtime.settings, tenant.tenant_id
+    days = timedelta(days=settings.body_retention_days)
+    old: list[UUID] = []
     with unit(runtime.engine) as (conn, now):
-        b, k = delivery_bodies.c, dedupe_keys.c
-        conn.execute(sa.delete(delivery_bodies).where(b.tenant_id == tenant.tenant_id, b.received_at < now - days))
-        conn.execute(sa.delete(dedupe_keys).where(k.tenant_id == tenant.tenant_id, k.seen_at < now - _KEYS_LIVE))
-    return 86400.0, None
+        b, k, e = delivery_bodies.c, dedupe_keys.c, events.c
+        conn.execute(sa.delete(delivery_bodies).where(b.tenant_id == tenant_id, b.received_at < now - days))
+        conn.execute(
+            sa.update(events)
+            .where(e.tenant_id == tenant_id, e.state == "parked", e.received_at < now - days, e.payload.is_not(None))
+            .values(payload=None)
+        )
+        conn.execute(sa.delete(dedupe_keys).where(k.tenant_id == tenant_id, k.seen_at < now - _KEYS_LIVE))
+    if settings.facts_retention_days is not None:
+        with unit(runtime.engine) as (conn, now):
+            before = now - timedelta(days=settings.facts_retention_days)
+            old = erase.old_leads(conn, tenant_id, before, _FORGET_BATCH)
+            erase.forget(conn, tenant_id, old)
+    return (1.0 if len(old) == _FORGET_BATCH else 86400.0), None
+
+
+def _fairness(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
+    """Fold what the ledgers have gained, in portions: a tenant with millions of turns must not hold up the others."""
+    done = fairness.roll_up(runtime, tenant.tenant_id, batches=_FOLDS)
+    return (300.0 if done else 1.0), None
 
 
 Chore = Callable[[Runtime, Tenant, Call], tuple[float, Any]]
@@ -373,4 +397,5 @@ CHORES: Mapping[str, Chore] = {
     "audit": _audit,
     "retention": _retention,
     "identities": _identities,
+    "fairness": _fairness,
 }

@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from connector import config as yaml_config
-from connector import work
+from connector import config_kept, work
+from connector.config_kept import canonical
 from connector.config_model import Config, ConfigTarget, KnownAgent, Member, QueueConfig
 from connector.database import new_id, unit
-from connector.errors import TurnlockError
+from connector.errors import NotFound, TurnlockError
 from connector.runtime import Runtime, Tenant
 from connector.tables import config_versions
 from routing import rotation, saving, store, stored
@@ -66,69 +67,107 @@ def starter(conn: sa.Connection, tenant_id: UUID) -> str:
     return yaml_config.export(config, agents)
 
 
-def apply(runtime: Runtime, tenant: Tenant, text: str | bytes, actor: str) -> Applied:
+def apply(runtime: Runtime, tenant: Tenant, text: str | bytes, actor: str, note: str | None = None) -> Applied:
     """Check and apply a whole configuration. Raises :class:`connector.config.ConfigProblems`; then nothing changed.
 
     A save without a change of meaning bumps no version. Members keep their places: adding, removing and re-weighting
-    never reset anyone.
+    never reset anyone. `note` is kept with the version.
     """
-    capabilities = frozenset(c.value for c in tenant.adapter.capabilities)
     with unit(runtime.engine) as (conn, now):
-        c = t.tenants.c
-        # First in the lock order: two applies take turns, and a unit that holds the row shared finishes before us.
-        held = conn.execute(
-            sa.select(c.config_version).where(c.tenant_id == tenant.tenant_id).with_for_update(key_share=True)
-        ).scalar_one()
-        agents = known_agents(conn, tenant.tenant_id)
-        config = yaml_config.parse(text, known_agents=agents, capabilities=capabilities)
-        _refuse_beyond_schema(runtime, conn, config)
-        digest = yaml_config.digest(config)
-        v = config_versions.c
-        before = conn.execute(
-            sa.select(v.digest).where(v.tenant_id == tenant.tenant_id, v.version == held)
-        ).scalar_one_or_none()
-        if before is not None and bytes(before) == digest:
-            return Applied(held, False, _warnings(config))
-        queue_ids = _queues(runtime, conn, tenant.tenant_id, config, actor, now)
-        if Flag.RULES in runtime.stages(conn):
-            _rules(conn, tenant.tenant_id, config, queue_ids)
-        if Flag.SKIPS in runtime.stages(conn):
-            _agent_facts(conn, tenant.tenant_id, config)
-        if Flag.HOUSEHOLDS in runtime.stages(conn):
-            conn.execute(sa.update(t.tenants).where(c.tenant_id == tenant.tenant_id).values(country=config.country))
-            work.want(conn, tenant.tenant_id, "identities")
-        if Flag.CAPACITY in runtime.stages(conn):
-            _caps(conn, tenant.tenant_id, config)
-        document = text.decode("utf-8") if isinstance(text, bytes) else text
-        conn.execute(
-            sa.insert(config_versions).values(
-                tenant_id=tenant.tenant_id, version=held + 1, document=document, digest=digest, actor=actor
-            )
-        )
-        definition = config.unassigned
-        conn.execute(
-            sa.update(t.tenants)
-            .where(c.tenant_id == tenant.tenant_id)
-            .values(
-                config_version=held + 1,
-                default_queue_id=queue_ids[config.default_queue] if config.default_queue else None,
-                released=config.released.value,
-                unassigned={
-                    "users": sorted(definition.user_refs),
-                    "ponds": sorted(definition.pond_refs),
-                    "unclaimed": definition.include_unclaimed,
-                },
-            )
-        )
-        work.want(conn, tenant.tenant_id, "held")
-        work.want(conn, tenant.tenant_id, "sweep")
-    runtime.wake()
-    return Applied(held + 1, True, _warnings(config))
-
-
-def _warnings(config: Config) -> tuple[str, ...]:
+        done, config = carry_out(runtime, conn, tenant, text, actor, note, now)
+    if done.changed:
+        runtime.wake()
     # After the commit: looking for overlaps among hundreds of rules takes seconds, too long to hold the tenant's row.
-    return tuple(str(note) for note in yaml_config.warnings(config))
+    return Applied(done.version, done.changed, tuple(str(found) for found in yaml_config.warnings(config)))
+
+
+def hold(conn: sa.Connection, tenant_id: UUID) -> int:
+    """Hold the configuration still until the transaction ends; gives the version in force."""
+    c = t.tenants.c
+    # First in the lock order: two applies take turns, and a unit that holds the row shared finishes before us.
+    query = sa.select(c.config_version).where(c.tenant_id == tenant_id).with_for_update(key_share=True)
+    return int(conn.execute(query).scalar_one())
+
+
+def carry_out(
+    runtime: Runtime,
+    conn: sa.Connection,
+    tenant: Tenant,
+    text: str | bytes,
+    actor: str,
+    note: str | None,
+    now: datetime,
+) -> tuple[Applied, Config]:
+    """All of :func:`apply` on the caller's transaction; a rehearsal takes it back instead of committing."""
+    capabilities = frozenset(c.value for c in tenant.adapter.capabilities)
+    c = t.tenants.c
+    held = hold(conn, tenant.tenant_id)
+    agents = known_agents(conn, tenant.tenant_id)
+    config = yaml_config.parse(text, known_agents=agents, capabilities=capabilities)
+    _refuse_beyond_schema(runtime, conn, config)
+    digest = yaml_config.digest(config)
+    v = config_versions.c
+    before = conn.execute(
+        sa.select(v.digest).where(v.tenant_id == tenant.tenant_id, v.version == held)
+    ).scalar_one_or_none()
+    if before is not None and bytes(before) == digest:
+        return Applied(held, False), config
+    queue_ids = _queues(runtime, conn, tenant.tenant_id, config, actor, now)
+    if Flag.RULES in runtime.stages(conn):
+        _rules(conn, tenant.tenant_id, config, queue_ids)
+    if Flag.SKIPS in runtime.stages(conn):
+        _agent_facts(conn, tenant.tenant_id, config)
+    if Flag.HOUSEHOLDS in runtime.stages(conn):
+        conn.execute(sa.update(t.tenants).where(c.tenant_id == tenant.tenant_id).values(country=config.country))
+        work.want(conn, tenant.tenant_id, "identities")
+    if Flag.CAPACITY in runtime.stages(conn):
+        _caps(conn, tenant.tenant_id, config)
+    document = text.decode("utf-8") if isinstance(text, bytes) else text
+    more = {"canonical": canonical(config, agents), "note": note} if runtime.keeps_why(conn) else {}
+    conn.execute(
+        sa.insert(config_versions).values(
+            tenant_id=tenant.tenant_id, version=held + 1, document=document, digest=digest, actor=actor, **more
+        )
+    )
+    definition = config.unassigned
+    conn.execute(
+        sa.update(t.tenants)
+        .where(c.tenant_id == tenant.tenant_id)
+        .values(
+            config_version=held + 1,
+            default_queue_id=queue_ids[config.default_queue] if config.default_queue else None,
+            released=config.released.value,
+            unassigned={
+                "users": sorted(definition.user_refs),
+                "ponds": sorted(definition.pond_refs),
+                "unclaimed": definition.include_unclaimed,
+            },
+        )
+    )
+    work.want(conn, tenant.tenant_id, "held")
+    work.want(conn, tenant.tenant_id, "sweep")
+    return Applied(held + 1, True), config
+
+
+def rollback(runtime: Runtime, tenant: Tenant, version: int | None, actor: str) -> Applied:
+    """Apply an earlier version's configuration as a new version; None: the one before that in force.
+
+    Through the ordinary apply, so that lines move by the ledger's rules alone: nobody is reset. Raises
+    :class:`connector.errors.NotFound` when there is no such version.
+    """
+    with runtime.engine.connect() as conn:
+        text, number = earlier(runtime, conn, tenant, version)
+    return apply(runtime, tenant, text, actor, f"rollback to version {number}")
+
+
+def earlier(runtime: Runtime, conn: sa.Connection, tenant: Tenant, version: int | None) -> tuple[str, int]:
+    """The text of an earlier version as it must be applied today, and its number."""
+    if version is None:
+        version = config_kept.in_force(conn, tenant.tenant_id) - 1
+        if version < 1:
+            raise NotFound(f"{tenant.name!r} has no version before the one in force")
+    found = config_kept.kept(runtime, conn, tenant, version)
+    return config_kept.text_again(found, known_agents(conn, tenant.tenant_id)), version
 
 
 def _refuse_beyond_schema(runtime: Runtime, conn: sa.Connection, config: Config) -> None:
@@ -137,7 +176,6 @@ def _refuse_beyond_schema(runtime: Runtime, conn: sa.Connection, config: Config)
     needs = {
         Flag.RULES: bool(config.rules),
         Flag.WEIGHTS: any(m.weight != 1 for q in config.queues for m in q.members),
-        Flag.SKIPS: bool(config.agents),
         Flag.HOUSEHOLDS: config.country is not None
         or any(target.kind is TargetKind.SAME_HOUSEHOLD for rule in config.rules for target in rule.targets),
         Flag.SKIPS: bool(config.agents) or any(q.quiet_hours or q.skip_policy for q in config.queues),
@@ -274,7 +312,7 @@ def set_members(
     weights = {member.agent_id: member.weight for member in members}
     moves = saving.Moves(state.line, state.next_rank, actor)
     if begun:
-        _move(moves, weights, weighted=Flag.WEIGHTS in flags)
+        move_members(moves, weights, weighted=Flag.WEIGHTS in flags)
     else:
         start_line(moves, [(a, ranks.get(a), w if Flag.WEIGHTS in flags else 1) for a, w in weights.items()])
     if leavers := present - weights.keys():
@@ -299,7 +337,7 @@ def set_members(
         )
 
 
-def _move(moves: saving.Moves, weights: dict[UUID, int], *, weighted: bool) -> None:
+def move_members(moves: saving.Moves, weights: dict[UUID, int], *, weighted: bool) -> None:
     """Leavers leave, the re-weighted are re-weighted, joiners join: in that order, so that joiners see the rest."""
     for place in moves.line.places:
         weight = weights.get(place.agent_id)

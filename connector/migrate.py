@@ -27,6 +27,9 @@ STAGES = {
     Flag.HOUSEHOLDS: "0007_households",
     Flag.CAPACITY: "0008_capacity",
 }
+#: Revisions that bring tables for showing and keeping, and no capability.
+WHY = "0011_why"
+EXTRAS = (WHY,)
 _LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
 _TRIES = 8
 
@@ -46,7 +49,7 @@ def head() -> str:
 
 
 @cache
-def _order() -> tuple[str, ...]:
+def order() -> tuple[str, ...]:
     """Every revision that this code knows, the first one first."""
     return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
 
@@ -56,22 +59,29 @@ def current(conn: sa.Connection) -> str | None:
     return MigrationContext.configure(conn).get_current_revision()
 
 
+def reaches(conn: sa.Connection, revision: str) -> bool:
+    """Whether the database stands at `revision` or beyond it."""
+    found = current(conn)
+    if found is None:
+        return False
+    known = order()
+    # What is not known is of a newer Turnlock that has migrated on; revisions only add, so all of ours are there.
+    return found not in known or known.index(revision) <= known.index(found)
+
+
 def stages(conn: sa.Connection) -> frozenset[Flag]:
     """The capabilities whose tables and columns the database has."""
-    revision = current(conn)
-    if revision is None:
+    found, known = current(conn), order()
+    if found is None:
         return frozenset()
-    order = _order()
-    if revision not in order:  # a newer Turnlock has migrated on; revisions only add, so all of ours are there
-        return frozenset(STAGES)
-    reached = order.index(revision)
-    return frozenset(flag for flag, needed in STAGES.items() if order.index(needed) <= reached)
+    reached = known.index(found) if found in known else len(known)
+    return frozenset(flag for flag, needed in STAGES.items() if known.index(needed) <= reached)
 
 
 def half_way(conn: sa.Connection) -> bool:
     """Whether the schema has a part of a stage only: a tenant may have that stage on from before it grew."""
     revision = current(conn)
-    return revision in _order() and revision not in STAGES.values()
+    return revision in order() and revision not in (*STAGES.values(), *EXTRAS)
 
 
 def migrate(
@@ -96,7 +106,7 @@ def migrate(
             before = current(conn)
             conn.commit()
             config = _config()
-            if before is not None and before not in _order():
+            if before is not None and before not in order():
                 return before, before  # revisions only add: this code runs on what a newer one made
             config.attributes["connection"] = conn
             for left in reversed(range(tries)):

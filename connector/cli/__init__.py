@@ -8,11 +8,14 @@ import click
 
 from connector import __version__
 from connector.cli.configure import COMMANDS as CONFIGURE
+from connector.cli.erasing import COMMANDS as ERASING
+from connector.cli.fairness import COMMANDS as FAIRNESS
 from connector.cli.inspect import COMMANDS as INSPECT
 from connector.cli.operate import COMMANDS as OPERATE
 from connector.cli.parked import COMMANDS as PARKED
 from connector.cli.serving import COMMANDS as SERVING
 from connector.cli.tenants import COMMANDS as TENANTS
+from connector.cli.trying import COMMANDS as TRYING
 
 _LAZY = {"demo": ("connector.demo", "Everything at once on this machine, with a sandbox CRM.")}
 
@@ -64,7 +67,7 @@ def cli() -> None:
     """
 
 
-for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *OPERATE, *PARKED):
+for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *FAIRNESS, *TRYING, *OPERATE, *PARKED, *ERASING):
     cli.add_command(command)
 
 
