@@ -10,17 +10,18 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, inbox, log, oauth, work
+from connector import breaker, erase, fairness, inbox, log, oauth, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
 from connector.database import is_contention, is_outage, unit
 from connector.reading import keep_identities
 from connector.runtime import Runtime, Tenant
-from connector.tables import dedupe_keys, delivery_bodies, events
+from connector.tables import chores, dedupe_keys, delivery_bodies, events
 from connector.waiting import drain
 from routing import store
 from routing import tables as t
@@ -31,6 +32,8 @@ from routing.model import Flag, Role
 SWEEP_OVERLAP = timedelta(minutes=15)
 # A sweep of an account never swept before looks back this far.
 SWEEP_FIRST = timedelta(hours=24)
+_FORGET_BATCH = 200  # leads past their time that one run forgets
+_FOLDS = 20  # portions of the ledger that one run of the fairness chore folds
 _KEYS_LIVE = timedelta(days=90)  # longer than any sender retries (the longest known: 8 hours, by hand 30 days)
 
 _ASK_THE_CRM = frozenset({"agents", "sweep"})
@@ -279,21 +282,42 @@ def _audit(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
             )
         if not bad:
             close_alarm(conn, tenant.tenant_id, "ledger_broken")
+        # A tenant that was installed under an earlier Turnlock gets the chores that came since.
+        missing = [{"tenant_id": tenant.tenant_id, "kind": kind} for kind in CHORES]
+        conn.execute(insert(chores).on_conflict_do_nothing(index_elements=["tenant_id", "kind"]), missing)
     return 3600.0, None
 
 
 def _retention(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
-    """Personal data and keys past their time go: bodies, payloads of closed events, agents' words, dedupe keys."""
-    days = timedelta(days=runtime.settings.body_retention_days)
+    """Personal data and keys past their time go: bodies, parked payloads, agents' words, facts, dedupe keys."""
+    settings, tenant_id = runtime.settings, tenant.tenant_id
+    days = timedelta(days=settings.body_retention_days)
+    old: list[UUID] = []
     with unit(runtime.engine) as (conn, now):
-        b, k = delivery_bodies.c, dedupe_keys.c
-        conn.execute(sa.delete(delivery_bodies).where(b.tenant_id == tenant.tenant_id, b.received_at < now - days))
-        conn.execute(sa.delete(dedupe_keys).where(k.tenant_id == tenant.tenant_id, k.seen_at < now - _KEYS_LIVE))
+        b, k, e = delivery_bodies.c, dedupe_keys.c, events.c
+        conn.execute(sa.delete(delivery_bodies).where(b.tenant_id == tenant_id, b.received_at < now - days))
+        conn.execute(
+            sa.update(events)
+            .where(e.tenant_id == tenant_id, e.state == "parked", e.received_at < now - days, e.payload.is_not(None))
+            .values(payload=None)
+        )
+        conn.execute(sa.delete(dedupe_keys).where(k.tenant_id == tenant_id, k.seen_at < now - _KEYS_LIVE))
         if Flag.CREDITS in runtime.stages(conn):
             r = t.returns.c
-            old = sa.and_(r.tenant_id == tenant.tenant_id, r.decided_at < now - days, r.words.is_not(None))
-            conn.execute(sa.update(t.returns).where(old).values(words=None))
-    return 86400.0, None
+            told = sa.and_(r.tenant_id == tenant_id, r.decided_at < now - days, r.words.is_not(None))
+            conn.execute(sa.update(t.returns).where(told).values(words=None))
+    if settings.facts_retention_days is not None:
+        with unit(runtime.engine) as (conn, now):
+            before = now - timedelta(days=settings.facts_retention_days)
+            old = erase.old_leads(conn, tenant_id, before, _FORGET_BATCH)
+            erase.forget(conn, tenant_id, old)
+    return (1.0 if len(old) == _FORGET_BATCH else 86400.0), None
+
+
+def _fairness(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
+    """Fold what the ledgers have gained, in portions: a tenant with millions of turns must not hold up the others."""
+    done = fairness.roll_up(runtime, tenant.tenant_id, batches=_FOLDS)
+    return (300.0 if done else 1.0), None
 
 
 Chore = Callable[[Runtime, Tenant, Call], tuple[float, Any]]
@@ -305,4 +329,5 @@ CHORES: Mapping[str, Chore] = {
     "audit": _audit,
     "retention": _retention,
     "identities": _identities,
+    "fairness": _fairness,
 }

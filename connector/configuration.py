@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from connector import config as yaml_config
-from connector import work
+from connector import config_kept, work
+from connector.config_kept import canonical
 from connector.config_model import RETURNS_PER_DAY, Config, ConfigTarget, KnownAgent, Member, QueueConfig
 from connector.database import new_id, unit
-from connector.errors import TurnlockError
+from connector.errors import NotFound, TurnlockError
 from connector.runtime import Runtime, Tenant
 from connector.tables import config_versions
 from routing import rotation, saving, store, stored
@@ -66,20 +67,17 @@ def starter(conn: sa.Connection, tenant_id: UUID) -> str:
     return yaml_config.export(config, agents)
 
 
-def apply(runtime: Runtime, tenant: Tenant, text: str | bytes, actor: str) -> Applied:
+def apply(runtime: Runtime, tenant: Tenant, text: str | bytes, actor: str, note: str | None = None) -> Applied:
     """Check and apply a whole configuration. Raises :class:`connector.config.ConfigProblems`; then nothing changed.
 
     A save without a change of meaning bumps no version. Members keep their places: adding, removing and re-weighting
-    never reset anyone.
+    never reset anyone. `note` is kept with the version.
     """
-    document = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     with unit(runtime.engine) as (conn, now):
-        held = _hold_still(conn, tenant.tenant_id)
-        agents = known_agents(conn, tenant.tenant_id)
-        config = yaml_config.parse(text, known_agents=agents, capabilities=_capabilities(tenant))
-        applied = _put(runtime, conn, tenant.tenant_id, config, document, held, Who(actor), now)
-    runtime.wake()
-    return replace(applied, warnings=_warnings(config))
+        done, config = carry_out(runtime, conn, tenant, text, actor, note, now)
+    if done.changed:
+        runtime.wake()
+    return replace(done, warnings=_warnings(config))
 
 
 def edit(runtime: Runtime, tenant: Tenant, change: Callable[[Config], Config], actor: str, why: str) -> Applied:
@@ -89,20 +87,20 @@ def edit(runtime: Runtime, tenant: Tenant, change: Callable[[Config], Config], a
     Raises like :func:`apply`, what `change` raises, and :class:`TurnlockError` while there is no configuration yet.
     """
     with unit(runtime.engine) as (conn, now):
-        held = _hold_still(conn, tenant.tenant_id)
-        agents, capabilities = known_agents(conn, tenant.tenant_id), _capabilities(tenant)
-        stored = current(conn, tenant.tenant_id)
-        if stored is None:
+        hold(conn, tenant.tenant_id)
+        agents = known_agents(conn, tenant.tenant_id)
+        stored_text = current(conn, tenant.tenant_id)
+        if stored_text is None:
             raise TurnlockError(
                 f"{tenant.name!r} has no configuration yet; `turnlock config apply` makes the first one"
             )
-        config = change(yaml_config.parse(stored[1], known_agents=agents, capabilities=capabilities))
-        document = yaml_config.export(config, agents)
-        # Read back: whatever a file could not say is refused here, too, and the version in force is one a file can say.
-        config = yaml_config.parse(document, known_agents=agents, capabilities=capabilities)
-        applied = _put(runtime, conn, tenant.tenant_id, config, document, held, Who(actor, why), now)
-    runtime.wake()
-    return replace(applied, warnings=_warnings(config))
+        before = yaml_config.parse(stored_text[1], known_agents=agents, capabilities=_capabilities(tenant))
+        # Written out and read back: whatever a file could not say is refused here, too.
+        document = yaml_config.export(change(before), agents)
+        done, config = carry_out(runtime, conn, tenant, document, actor, why, now, moves_say=why)
+    if done.changed:
+        runtime.wake()
+    return replace(done, warnings=_warnings(config))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,46 +115,51 @@ def _capabilities(tenant: Tenant) -> frozenset[str]:
     return frozenset(c.value for c in tenant.adapter.capabilities)
 
 
-def _hold_still(conn: sa.Connection, tenant_id: UUID) -> int:
-    """Lock the configuration row; the version in force.
-
-    First in the lock order: two applies take turns, and a unit that holds the row shared finishes before us.
-    """
+def hold(conn: sa.Connection, tenant_id: UUID) -> int:
+    """Hold the configuration still until the transaction ends; gives the version in force."""
     c = t.tenants.c
-    held: int = conn.execute(
-        sa.select(c.config_version).where(c.tenant_id == tenant_id).with_for_update(key_share=True)
-    ).scalar_one()
-    return held
+    # First in the lock order: two applies take turns, and a unit that holds the row shared finishes before us.
+    query = sa.select(c.config_version).where(c.tenant_id == tenant_id).with_for_update(key_share=True)
+    return int(conn.execute(query).scalar_one())
 
 
-def _put(
+def carry_out(
     runtime: Runtime,
     conn: sa.Connection,
-    tenant_id: UUID,
-    config: Config,
-    document: str,
-    held: int,
-    who: Who,
+    tenant: Tenant,
+    text: str | bytes,
+    actor: str,
+    note: str | None,
     now: datetime,
-) -> Applied:
-    """Make `config` the one in force, unless it means the same as version `held`. Call with the row locked."""
-    stages = runtime.stages(conn)
+    *,
+    moves_say: str | None = None,
+) -> tuple[Applied, Config]:
+    """All of :func:`apply` on the caller's transaction; a rehearsal takes it back instead of committing.
+
+    `moves_say` is the reason that goes into the ledgers.
+    """
+    tenant_id, stages = tenant.tenant_id, runtime.stages(conn)
+    held = hold(conn, tenant_id)
+    agents = known_agents(conn, tenant_id)
+    config = yaml_config.parse(text, known_agents=agents, capabilities=_capabilities(tenant))
     _refuse_beyond_schema(runtime, conn, config)
     digest = yaml_config.digest(config)
     c, v = t.tenants.c, config_versions.c
     before = conn.execute(sa.select(v.digest).where(v.tenant_id == tenant_id, v.version == held)).scalar_one_or_none()
     if before is not None and bytes(before) == digest:
-        return Applied(held, False)
-    queue_ids = _queues(runtime, conn, tenant_id, config, who, now)
+        return Applied(held, False), config
+    queue_ids = _queues(runtime, conn, tenant_id, config, Who(actor, moves_say), now)
     if Flag.RULES in stages:
         _rules(conn, tenant_id, config, queue_ids)
     if Flag.SKIPS in stages:
         _agent_facts(conn, tenant_id, config)
     if Flag.CAPACITY in stages:
         _caps(conn, tenant_id, config)
+    document = text.decode("utf-8") if isinstance(text, bytes) else text
+    more = {"canonical": canonical(config, agents), "note": note} if runtime.keeps_why(conn) else {}
     conn.execute(
         sa.insert(config_versions).values(
-            tenant_id=tenant_id, version=held + 1, document=document, digest=digest, actor=who.actor
+            tenant_id=tenant_id, version=held + 1, document=document, digest=digest, actor=actor, **more
         )
     )
     definition = config.unassigned
@@ -180,12 +183,33 @@ def _put(
     conn.execute(sa.update(t.tenants).where(c.tenant_id == tenant_id).values(**values))
     work.want(conn, tenant_id, "held")
     work.want(conn, tenant_id, "sweep")
-    return Applied(held + 1, True)
+    return Applied(held + 1, True), config
 
 
 def _warnings(config: Config) -> tuple[str, ...]:
     # After the commit: looking for overlaps among hundreds of rules takes seconds, too long to hold the tenant's row.
-    return tuple(str(note) for note in yaml_config.warnings(config))
+    return tuple(str(found) for found in yaml_config.warnings(config))
+
+
+def rollback(runtime: Runtime, tenant: Tenant, version: int | None, actor: str) -> Applied:
+    """Apply an earlier version's configuration as a new version; None: the one before that in force.
+
+    Through the ordinary apply, so that lines move by the ledger's rules alone: nobody is reset. Raises
+    :class:`connector.errors.NotFound` when there is no such version.
+    """
+    with runtime.engine.connect() as conn:
+        text, number = earlier(runtime, conn, tenant, version)
+    return apply(runtime, tenant, text, actor, f"rollback to version {number}")
+
+
+def earlier(runtime: Runtime, conn: sa.Connection, tenant: Tenant, version: int | None) -> tuple[str, int]:
+    """The text of an earlier version as it must be applied today, and its number."""
+    if version is None:
+        version = config_kept.in_force(conn, tenant.tenant_id) - 1
+        if version < 1:
+            raise NotFound(f"{tenant.name!r} has no version before the one in force")
+    found = config_kept.kept(runtime, conn, tenant, version)
+    return config_kept.text_again(found, known_agents(conn, tenant.tenant_id)), version
 
 
 def _refuse_beyond_schema(runtime: Runtime, conn: sa.Connection, config: Config) -> None:
@@ -194,7 +218,6 @@ def _refuse_beyond_schema(runtime: Runtime, conn: sa.Connection, config: Config)
     needs = {
         Flag.RULES: bool(config.rules),
         Flag.WEIGHTS: any(m.weight != 1 for q in config.queues for m in q.members),
-        Flag.SKIPS: bool(config.agents),
         Flag.HOUSEHOLDS: config.country is not None
         or any(target.kind is TargetKind.SAME_HOUSEHOLD for rule in config.rules for target in rule.targets),
         Flag.SKIPS: bool(config.agents) or any(q.quiet_hours or q.skip_policy for q in config.queues),
@@ -333,7 +356,7 @@ def set_members(
     weights = {member.agent_id: member.weight for member in members}
     moves = saving.Moves(state.line, state.next_rank, who.actor)
     if begun:
-        _move(moves, weights, who.why, weighted=Flag.WEIGHTS in flags)
+        move_members(moves, weights, who.why, weighted=Flag.WEIGHTS in flags)
     else:
         start_line(moves, [(a, ranks.get(a), w if Flag.WEIGHTS in flags else 1) for a, w in weights.items()])
     if leavers := present - weights.keys():
@@ -358,7 +381,7 @@ def set_members(
         )
 
 
-def _move(moves: saving.Moves, weights: dict[UUID, int], why: str | None, *, weighted: bool) -> None:
+def move_members(moves: saving.Moves, weights: dict[UUID, int], why: str | None = None, *, weighted: bool) -> None:
     """Leavers leave, the re-weighted are re-weighted, joiners join: in that order, so that joiners see the rest."""
     for place in moves.line.places:
         weight = weights.get(place.agent_id)

@@ -7,60 +7,20 @@ shown: names, numbers and addresses are not part of any answer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from connector.naming import Json, Names, iso
 from connector.past_rules import PastRules
-from connector.reasons import event_text, remedy_of, skip_remedy, write_text
+from connector.paths import line_around, tell_path, tell_rule
+from connector.reasons import event_text, remedy_of, write_text
 from connector.runtime import Runtime, Tenant
 from connector.tables import breakers, deliveries, events
 from routing import tables as t
 from routing.model import Flag
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """What ids of agents and queues are called."""
-
-    agents: Mapping[str, tuple[str, str | None]]
-    queues: Mapping[str, str]
-
-    @classmethod
-    def load(cls, conn: sa.Connection, tenant_id: UUID) -> Names:
-        """All of a tenant, with those that no longer take part."""
-        a, r, q = t.agents.c, t.agent_refs.c, t.queues.c
-        rows = conn.execute(
-            sa.select(a.agent_id, a.name, r.ref)
-            .outerjoin(t.agent_refs, (r.tenant_id == a.tenant_id) & (r.agent_id == a.agent_id))
-            .where(a.tenant_id == tenant_id)
-            .order_by(r.ref)
-        ).all()
-        queues = conn.execute(sa.select(q.queue_id, q.name).where(q.tenant_id == tenant_id)).all()
-        return cls(
-            {str(row.agent_id): (row.name, row.ref) for row in rows}, {str(row.queue_id): row.name for row in queues}
-        )
-
-    def agent(self, agent_id: UUID | str | None) -> Json | None:
-        """An agent with id, CRM id and name; None for None."""
-        if agent_id is None:
-            return None
-        name, ref = self.agents.get(str(agent_id), ("unknown agent", None))
-        return {"agent_id": str(agent_id), "ref": ref, "name": name}
-
-    def queue(self, queue_id: UUID | str | None) -> str | None:
-        """A queue's name; None for None."""
-        return None if queue_id is None else self.queues.get(str(queue_id), "a queue that does not exist any more")
-
-
-def iso(moment: datetime | None) -> str | None:
-    """A time as JSON shows it."""
-    return None if moment is None else moment.isoformat()
 
 
 def explain(runtime: Runtime, tenant: Tenant, lead_id: UUID) -> Json:
@@ -169,7 +129,6 @@ def _returns(conn: sa.Connection, tenant_id: UUID, lead_id: UUID, names: Names) 
 
 def _decisions(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, lead_id: UUID, names: Names) -> list[Json]:
     d, e, v, o, a = t.decisions.c, events.c, deliveries.c, t.outbox.c, t.assignments.c
-    turning = Flag.ROTATION in runtime.stages(conn)
     rows = conn.execute(
         sa.select(t.decisions, e.kind.label("told_kind"), v.source.label("told_source"))
         .outerjoin(events, (e.tenant_id == d.tenant_id) & (e.event_id == d.event_id))
@@ -191,6 +150,8 @@ def _decisions(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, lead_id: 
             )
         )
     }
+    confirmed = {decision_id: found.confirmed_at for decision_id, found in assignments.items()}
+    voids = _voids(runtime, conn, tenant_id, rows)
     past = PastRules(conn, tenant_id)
     tried = {row.decision_id: past.tried(row) for row in rows}
     return [
@@ -211,44 +172,46 @@ def _decisions(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, lead_id: 
             "agent": names.agent(row.agent_id),
             "how": row.record.get("how"),
             "turn": row.turn,
-            "turn_void": _void_reason(conn, tenant_id, row) if turning and row.turn is not None else None,
-            "rules": [_rule(one) for one in tried[row.decision_id][0]],
+            "turn_void": voids.get((row.queue_id, row.turn)),
+            "rules": [tell_rule(one) for one in tried[row.decision_id][0]],
             "rules_not_shown": tried[row.decision_id][1],
             "paths": [_path(conn, tenant_id, names, row, path) for path in row.record.get("paths", ())],
             "assignment": _assignment(assignments.get(row.decision_id)),
+            "seconds_to_decide": _seconds(row.received_at, row.decided_at),
+            "seconds_to_owner": _seconds(row.received_at, confirmed.get(row.decision_id)),
             "writes": writes.get(row.decision_id, []),
         }
         for row in rows
     ]
 
 
-def _void_reason(conn: sa.Connection, tenant_id: UUID, row: sa.Row[Any]) -> str | None:
+def _voids(
+    runtime: Runtime, conn: sa.Connection, tenant_id: UUID, rows: Iterable[sa.Row[Any]]
+) -> dict[tuple[UUID, int], str]:
+    """Of the turns of these decisions those that were given back, with the reason. In one statement for all."""
+    taken = [(row.queue_id, row.turn) for row in rows if row.turn is not None]
+    if not taken or Flag.ROTATION not in runtime.stages(conn):
+        return {}
     c = t.turns.c
-    found: str | None = conn.execute(
-        sa.select(c.void_reason).where(c.tenant_id == tenant_id, c.queue_id == row.queue_id, c.turn == row.turn)
-    ).scalar_one_or_none()
-    return found
+    found = conn.execute(
+        sa.select(c.queue_id, c.turn, c.void_reason).where(
+            c.tenant_id == tenant_id, sa.tuple_(c.queue_id, c.turn).in_(taken), c.void_reason.is_not(None)
+        )
+    )
+    return {(row.queue_id, row.turn): row.void_reason for row in found}
 
 
-def _rule(tried: Mapping[str, Any]) -> Json:
-    """A rule that was tried, with every key: the routing part leaves out what is empty."""
-    return {
-        "rule": tried["rule"],
-        "precedence": tried["precedence"],
-        "matched": tried["matched"],
-        "tests": [
-            {
-                "field": why["field"],
-                "test": why["test"],
-                "value": why["value"],
-                "not": why.get("not", False),
-                "result": why["result"],
-                "lead": why.get("lead"),
-            }
-            for why in tried["why"]
-        ],
-        "omitted": tried.get("omitted", 0),
-    }
+def _seconds(start: datetime | None, end: datetime | None) -> float | None:
+    return None if start is None or end is None else round((end - start).total_seconds(), 3)
+
+
+def _path(conn: sa.Connection, tenant_id: UUID, names: Names, row: sa.Row[Any], path: Mapping[str, Any]) -> Json:
+    """One queue or agent that the decision looked at; a queue with its line as it stood then."""
+    taker = str(row.agent_id) if str(row.queue_id) == path.get("queue") and row.agent_id and "why" not in path else None
+    before = after = None
+    if taker is not None and path.get("position") is not None:
+        before, after = line_around(conn, tenant_id, UUID(path["queue"]), path["position"][1], row.decision_id)
+    return tell_path(names, path, taker, before, after)
 
 
 def _assignment(row: Any) -> Json | None:
@@ -263,7 +226,6 @@ def _assignment(row: Any) -> Json | None:
 
 
 def _write(names: Names, row: sa.Row[Any]) -> Json:
-    took = None if row.closed_at is None else round((row.closed_at - row.created_at).total_seconds(), 3)
     return {
         "write_id": str(row.outbox_id),
         "kind": row.kind,
@@ -276,78 +238,6 @@ def _write(names: Names, row: sa.Row[Any]) -> Json:
         "ordered_at": iso(row.created_at),
         "due_at": iso(row.due_at) if row.state == "open" else None,
         "closed_at": iso(row.closed_at),
-        "seconds": took,
+        "sent": row.sent,
+        "seconds": _seconds(row.created_at, row.closed_at),
     }
-
-
-# -- paths: one per queue or agent that the decision looked at --------------------------------------------------------
-
-
-def _path(conn: sa.Connection, tenant_id: UUID, names: Names, row: sa.Row[Any], path: Mapping[str, Any]) -> Json:
-    why = path.get("why")
-    out: Json = {"why": why, "remedy": remedy_of(why) or skip_remedy(why), "detail": path.get("detail")}
-    if "queue" not in path:
-        kind = "existing_owner" if "existing_owner" in path else "agent"
-        return {"kind": kind, "agent": names.agent(path.get(kind))} | out
-    before, after = path.get("position", (None, None))
-    return {
-        "kind": "queue",
-        "queue": names.queue(path["queue"]),
-        "position_before": before,
-        "position_after": after,
-        "members": _members(conn, tenant_id, names, row, path, after),
-    } | out
-
-
-def _members(
-    conn: sa.Connection, tenant_id: UUID, names: Names, row: sa.Row[Any], path: Mapping[str, Any], turn: int | None
-) -> list[Json]:
-    """Everybody of the queue as the decision saw them: who took it, who could not and why, who stood further back."""
-    away = {one["agent"]: one for one in path.get("unavailable", ())}
-    passed, lost = list(path.get("passed_over", ())), set(path.get("lost", ()))
-    taker = str(row.agent_id) if str(row.queue_id) == path["queue"] and row.agent_id and "why" not in path else None
-    others = _members_at(conn, tenant_id, UUID(path["queue"]), turn, row.decision_id) if turn is not None else []
-    order = dict.fromkeys([*passed, *([taker] if taker else []), *away, *others])
-    return [
-        {
-            "agent": names.agent(one),
-            "state": "taken" if one == taker else "unavailable" if one in away else "available",
-            "skip": away[one]["skip"] if one in away else None,
-            "detail": away[one]["detail"] if one in away else None,
-            "remedy": skip_remedy(away[one]["skip"]) if one in away else None,
-            "passed_over": one in passed,
-            "lost_turn": one in lost,
-        }
-        for one in order
-    ]
-
-
-def _members_at(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, turn: int, decision_id: UUID) -> list[str]:
-    """Who was a member when this turn was taken, from the ledger: the last checkpoint, then who came and went."""
-    c = t.ledger.c
-    of_queue = sa.and_(c.tenant_id == tenant_id, c.queue_id == queue_id)
-    # Each turn is one entry, so its sequence number is at least the turn: the primary key leads nearly there.
-    seq = conn.execute(
-        sa.select(c.seq)
-        .where(of_queue, c.seq >= turn, c.kind == "turn", c.data["decision"].astext == str(decision_id))
-        .order_by(c.seq)
-        .limit(1)
-    ).scalar_one_or_none()
-    if seq is None:
-        return []
-    first = conn.execute(
-        sa.select(sa.func.max(c.seq)).where(of_queue, c.seq < seq, c.kind == "checkpoint")
-    ).scalar_one()
-    members: dict[str, None] = {}
-    for entry in conn.execute(
-        sa.select(c.kind, c.data)
-        .where(of_queue, c.seq >= (first or 0), c.seq < seq, c.kind.in_(("checkpoint", "join", "leave")))
-        .order_by(c.seq)
-    ):
-        if entry.kind == "checkpoint":
-            members = dict.fromkeys(place["agent"] for place in entry.data["places"])
-        elif entry.kind == "join":
-            members[entry.data["agent"]] = None
-        else:
-            members.pop(entry.data["agent"], None)
-    return list(members)

@@ -29,8 +29,9 @@ STAGES = {
     Flag.CREDITS: "0009_credits",
     Flag.SETTLE: "0010_settle",
 }
-# Those after which a stage is there in part only.
-_UNFINISHED = frozenset({"0005_skips"})
+#: Revisions that bring tables for showing, keeping and connecting, and no capability.
+WHY, OAUTH = "0011_why", "0013_oauth"
+EXTRAS = (WHY, OAUTH)
 _LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
 _TRIES = 8
 
@@ -50,7 +51,7 @@ def head() -> str:
 
 
 @cache
-def _order() -> tuple[str, ...]:
+def order() -> tuple[str, ...]:
     """Every revision that this code knows, the first one first."""
     return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
 
@@ -60,21 +61,29 @@ def current(conn: sa.Connection) -> str | None:
     return MigrationContext.configure(conn).get_current_revision()
 
 
+def reaches(conn: sa.Connection, revision: str) -> bool:
+    """Whether the database stands at `revision` or beyond it."""
+    found = current(conn)
+    if found is None:
+        return False
+    known = order()
+    # What is not known is of a newer Turnlock that has migrated on; revisions only add, so all of ours are there.
+    return found not in known or known.index(revision) <= known.index(found)
+
+
 def stages(conn: sa.Connection) -> frozenset[Flag]:
     """The capabilities whose tables and columns the database has."""
-    revision = current(conn)
-    if revision is None:
+    found, known = current(conn), order()
+    if found is None:
         return frozenset()
-    order = _order()
-    if revision not in order:  # a newer Turnlock has migrated on; revisions only add, so all of ours are there
-        return frozenset(STAGES)
-    reached = order.index(revision)
-    return frozenset(flag for flag, needed in STAGES.items() if order.index(needed) <= reached)
+    reached = known.index(found) if found in known else len(known)
+    return frozenset(flag for flag, needed in STAGES.items() if known.index(needed) <= reached)
 
 
 def half_way(conn: sa.Connection) -> bool:
     """Whether the schema has a part of a stage only: a tenant may have that stage on from before it grew."""
-    return current(conn) in _UNFINISHED
+    revision = current(conn)
+    return revision in order() and revision not in (*STAGES.values(), *EXTRAS)
 
 
 def migrate(
@@ -99,7 +108,7 @@ def migrate(
             before = current(conn)
             conn.commit()
             config = _config()
-            if before is not None and before not in _order():
+            if before is not None and before not in order():
                 return before, before  # revisions only add: this code runs on what a newer one made
             config.attributes["connection"] = conn
             for left in reversed(range(tries)):

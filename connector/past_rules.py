@@ -14,9 +14,13 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from connector.config_build import rules_as_written
-from connector.tables import config_versions
+from connector.configuration import current
 from routing.model import Role
 from routing.rules import RuleSet, retold
+
+
+def _anonymous(why: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in why.items() if key != "lead"}
 
 
 @dataclass
@@ -27,7 +31,7 @@ class PastRules:
     tenant_id: UUID
     _known: dict[int, RuleSet | None] = field(default_factory=dict)
 
-    def tried(self, row: sa.Row[Any]) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+    def tried(self, row: Any) -> tuple[Sequence[Mapping[str, Any]], str | None]:
         """The rules that a decision tried, each as :meth:`routing.rules.Tried.as_json` gives it; and, where they cannot
         be told any more, why not."""
         record: Mapping[str, Any] = row.record
@@ -42,14 +46,24 @@ class PastRules:
             return (), f"version {row.config_version} of the configuration does not lead to what was recorded"
         return [tried.as_json() for tried in tries], None
 
+    def forgotten(self, row: Any) -> dict[str, Any] | None:
+        """The record of a decision without the lead's own values; None when it has none.
+
+        What was tested and how it came out is told as before, as long as the rules of then can be read.
+        """
+        record: Mapping[str, Any] = row.record
+        if "rules" not in record:
+            tried = [rule | {"why": [_anonymous(why) for why in rule["why"]]} for rule in record.get("tried", ())]
+            return None if tried == record.get("tried", []) else {**record, "tried": tried}
+        kept, rules = record["rules"], self._rules(row.config_version)
+        mine = kept | {"facts": {}} if rules is None else rules.without_values(Role(row.role), kept)
+        return None if mine == kept else {**record, "rules": mine}
+
     def _rules(self, version: int) -> RuleSet | None:
         if version not in self._known:
-            c = config_versions.c
-            document = self.conn.execute(
-                sa.select(c.document).where(c.tenant_id == self.tenant_id, c.version == version)
-            ).scalar_one_or_none()
+            found = current(self.conn, self.tenant_id, version)
             try:
-                self._known[version] = None if document is None else RuleSet(rules_as_written(document))
+                self._known[version] = None if found is None else RuleSet(rules_as_written(found[1]))
             except ValueError:
                 self._known[version] = None
         return self._known[version]

@@ -20,7 +20,7 @@ from connector.alarms import close_alarm
 from connector.database import new_id, unit
 from connector.endings import give_back
 from connector.errors import NotFound, TurnlockError
-from connector.explain import Json, Names, iso
+from connector.naming import Json, Names, iso
 from connector.reasons import parked_event_remedy, parked_write_remedy, remedy_of
 from connector.runtime import Runtime, Tenant
 from connector.tables import dedupe_keys, deliveries, delivery_bodies, events

@@ -21,7 +21,7 @@ from connector.alarms import close_alarm, open_alarm
 from connector.database import new_id, unit
 from connector.endings import give_back
 from connector.errors import NotFound, TurnlockError
-from connector.explain import Json, Names, iso
+from connector.naming import Json, Names, iso
 from connector.replay import newest_refs
 from connector.runtime import Runtime, Tenant
 from connector.turns import check_words, require_credits

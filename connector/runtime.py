@@ -22,7 +22,7 @@ from connector.breaker import breaker_left
 from connector.busy import BusyQueues
 from connector.database import DatabaseClock
 from connector.errors import UnknownTenant
-from connector.migrate import stages
+from connector.migrate import WHY, reaches, stages
 from connector.settings import Settings
 from connector.storing import Storing
 from connector.tables import oauth_grants, secrets
@@ -110,6 +110,7 @@ class Runtime:
         self.clock: Callable[[datetime], datetime] = lambda now: now
         self._plans: dict[UUID, tuple[tuple[int, int], Plan]] = {}
         self._stages: frozenset[Flag] | None = None
+        self._keeps_why = False
         self._local = threading.local()
         # What to do when the database is lost: the embedded one is looked after by whoever started it.
         self.database_lost: Callable[[], None] = lambda: None
@@ -127,6 +128,11 @@ class Runtime:
                 return found
             self._stages = found
         return self._stages
+
+    def keeps_why(self, conn: sa.Connection) -> bool:
+        """Whether the database has what revision 0011 brings: canonical configurations and the fairness tables."""
+        self._keeps_why = self._keeps_why or reaches(conn, WHY)
+        return self._keeps_why
 
     def plan(self, conn: sa.Connection, row: store.TenantRow) -> Plan:
         """The compiled configuration at ``row.version``: compiled once per version and process."""

@@ -41,6 +41,7 @@ class Settings:
     deciders: int = 3
     senders: int = 8
     body_retention_days: int = 30
+    facts_retention_days: int | None = None
 
 
 def _readable(url: str) -> bool:
@@ -65,6 +66,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read ``TURNLOCK_*``. Raises :class:`SettingsError` that lists everything wrong."""
     get = environ.get
     problems: list[str] = []
+    kept = "TURNLOCK_FACTS_RETENTION_DAYS"
 
     def whole(name: str, default: int, low: int, high: int) -> int:
         text = get(name, "")
@@ -118,6 +120,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         web_threads=whole("TURNLOCK_WEB_THREADS", 8, 1, 128),
         deciders=whole("TURNLOCK_DECIDERS", 3, 1, 32),
         senders=whole("TURNLOCK_SENDERS", 8, 1, 64),
+        facts_retention_days=whole(kept, 365, 1, 3650) if get(kept) else None,
         body_retention_days=whole("TURNLOCK_BODY_RETENTION_DAYS", 30, 1, 3650),
     )
     if problems:

@@ -173,6 +173,9 @@ config_versions = sa.Table(
     sa.Column("digest", sa.LargeBinary, nullable=False),
     sa.Column("actor", sa.Text, nullable=False),
     _time("applied_at", now=True),
+    # The same with every agent by Turnlock's own id: what an agent is called in the CRM may change.
+    sa.Column("canonical", sa.Text),
+    sa.Column("note", sa.Text),
     sa.PrimaryKeyConstraint("tenant_id", "version"),
 )
 
@@ -219,4 +222,35 @@ app_accounts = sa.Table(
     _time("since", now=True),
     sa.PrimaryKeyConstraint("tenant_id", "account"),
     sa.UniqueConstraint("tenant_id", "member_id", name="app_accounts_member_uq"),
+)
+
+# Shares of turns per queue, day (UTC), rule and agent, rolled up from the ledger; it can be made anew from it at any
+# time. Turns are counted in billionths, so that sums are exact whatever the order in which they are made.
+fairness_days = sa.Table(
+    "fairness_days",
+    metadata,
+    _tenant(),
+    sa.Column("queue_id", sa.Uuid, nullable=False),
+    sa.Column("day", sa.Date, nullable=False),
+    sa.Column("rule", sa.Text, nullable=False),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.Column("counts", JSONB, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "queue_id", "day", "rule", "agent_id"),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="fairness_days_queue_fk"
+    ),
+)
+
+# How far each queue's ledger is rolled up, and what must be known there to go on.
+fairness_marks = sa.Table(
+    "fairness_marks",
+    metadata,
+    _tenant(),
+    sa.Column("queue_id", sa.Uuid, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("state", JSONB, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "queue_id"),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="fairness_marks_queue_fk"
+    ),
 )

@@ -20,7 +20,7 @@ from connector.config_model import Config, Member, QueueConfig
 from connector.configuration import Applied, has_ledger
 from connector.database import new_id, unit
 from connector.errors import TurnlockError
-from connector.explain import Json, Names, iso
+from connector.naming import Json, Names, iso
 from connector.runtime import Runtime, Tenant
 from routing import rotation, saving, store
 from routing import tables as t

@@ -378,7 +378,7 @@ class _Known:
     ) -> _Known:
         roles = store.load_roles(conn, tenant_id, {item.lead_id for item in items})
         owners, shared = store.existing_owners(conn, tenant_id, digests)
-        shared |= {fine for item in items for fine, coarse in item.identities.twins if coarse in shared}
+        shared |= frozenset[bytes]().union(*(item.identities.mute(shared) for item in items))
         # Many households at one address are a building, and nothing to worry about.
         if any(shared & item.identities.personal for item in items):
             open_alarm(
@@ -438,19 +438,14 @@ class _Known:
         )
 
     def owner_by(self, item: Item, digests: frozenset[bytes]) -> UUID | None:
-        """The agent of another lead with one of these: the latest who can still take leads, else the latest."""
-
-        def rank(known: tuple[datetime, UUID]) -> tuple[bool, datetime]:
-            agent = self.agents.get(known[1])
-            return agent is not None and agent.active and not agent.refused, known[0]
-
+        """The agent of another lead with one of these."""
         found = [
             known
             for digest in digests - self.shared
             for lead_id, known in self.owners.get(digest, {}).items()
             if lead_id != item.lead_id
         ]
-        return max(found, key=rank)[1] if found else None
+        return store.latest_owner(found, self.agents)
 
     def assigned(self, item: Item, agent_id: UUID) -> None:
         """Later leads of the same unit see this one, as the latest, by what says who the person is."""

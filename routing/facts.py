@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from decimal import Decimal
@@ -103,8 +103,9 @@ def normal_phone(value: str) -> str | None:
 class Identities:
     """Digests of what another lead of the same person (``personal``: email, phone) or household (street, zip) has, too.
 
-    ``twins`` are pairs of digests of one phone, the finer and the coarser: what says nothing any more as the one,
-    because too many share it, says nothing as the other either.
+    ``personal`` are email and phone, ``household`` is street and zip. ``twins`` are pairs of digests of one phone, the
+    finer and the coarser: what says nothing any more as the one, because too many share it, says nothing as the other
+    either.
     """
 
     personal: frozenset[bytes] = frozenset()
@@ -115,6 +116,10 @@ class Identities:
     def all(self) -> frozenset[bytes]:
         """Every digest, for storing."""
         return self.personal | self.household
+
+    def mute(self, shared: Collection[bytes]) -> frozenset[bytes]:
+        """Of these digests those that say nothing, as too many leads share them: `shared` says of which that is so."""
+        return frozenset((self.all & set(shared)) | {fine for fine, coarse in self.twins if coarse in shared})
 
 
 def identities(tenant_id: UUID, lead: Lead, *, households: bool = False, country: str | None = None) -> Identities:

@@ -180,13 +180,18 @@ def pick(
     free = frozenset(available)
     if not any(place.weight and place.agent_id in free for place in line.places):
         return None, line
-    for place in line.places:
-        if place.averaging and place.agent_id in free:
-            line = returned_average(line, place.agent_id)
-    picked, after = _serve(line, free, lose_turn)
+    picked, after = _serve(_all_back(line, free), free, lose_turn)
     away = frozenset(average) - free
     marked = tuple(replace(p, averaging=True) if p.agent_id in away else p for p in after.places)
     return picked, replace(after, places=marked) if away else after
+
+
+def _all_back(line: Line, free: frozenset[UUID]) -> Line:
+    """The line once those among `free` who come back at the floor have done so."""
+    for place in line.places:
+        if place.averaging and place.agent_id in free:
+            line = returned_average(line, place.agent_id)
+    return line
 
 
 def _serve(line: Line, free: frozenset[UUID], lose_turn: Collection[UUID]) -> tuple[Pick, Line]:
@@ -301,6 +306,23 @@ def standing(line: Line, available: Collection[UUID] | None = None) -> tuple[UUI
     if available is None:
         order.update(dict.fromkeys(place.agent_id for place in line.places))
     return tuple(order)
+
+
+def lineup(line: Line, available: Collection[UUID] | None = None) -> tuple[UUID, ...]:
+    """All members in line order as one pick among `available` (None: everyone) sees them.
+
+    Whoever is owed a turn stands first; then those whose share is due, the earliest deadline first; then those who had
+    their share already; then those of weight 0. The first of it who is available is the one whom :func:`pick` takes.
+    """
+    free = frozenset(place.agent_id for place in line.places) if available is None else frozenset(available)
+    line = _all_back(line, free)
+    weighty = [place for place in line.places if place.weight]
+    contenders = [place for place in weighty if place.agent_id in free] or weighty
+    latest = _latest_start(contenders, line.floor) if contenders else 0
+    weighty.sort(key=lambda place: (place.tag > latest, _turn_order(place)))
+    due = [owed.agent_id for owed in _owed_in_order(line) if place_of(line, owed.agent_id).weight]
+    rest = (place.agent_id for place in (*weighty, *line.places))
+    return tuple(dict.fromkeys((*due, *rest)))
 
 
 def first_by_rank(places: Collection[Place], available: Collection[UUID]) -> UUID | None:

@@ -59,6 +59,11 @@ class _RoleRules:
             self._hidden[fact] = HiddenTests(self._roots, fact)
         return self._hidden[fact]
 
+    def hide(self, facts: Facts, name: str, tried: int) -> dict[str, Any]:
+        """What a record keeps of a field in stead of its value: which tests of the first `tried` rules it passed."""
+        filled = [slot for slot, values in enumerate(facts[name].values) if values]
+        return {"slots": filled, "passed": self.hidden(name).passed(facts, name, tried)}
+
 
 class Search:
     """The rules of one role on one lead. What was found is kept, so that asking again costs nothing."""
@@ -104,8 +109,7 @@ class Search:
             values = raw if isinstance(raw, tuple | list) else (raw,)
             if sum(len(str(value)) for value in values) <= MAX_KEPT:
                 return shown(raw, whole=True)
-        filled = [slot for slot, values in enumerate(fact.values) if values]
-        kept: dict[str, Any] = {"slots": filled, "passed": self._rules.hidden(name).passed(self._facts, name, tried)}
+        kept = self._rules.hide(self._facts, name, tried)
         return kept if fact.shown is None else kept | {"shown": fact.shown}
 
 
@@ -165,6 +169,18 @@ class RuleSet:
         """The attributes of :class:`Lead` that the rules of `role` look at: all that a lead must show for them."""
         fields = {name for _, condition in self.compiled(role) for name in condition.fields}
         return frozenset(a for name in fields if (kind := field_kind(name)) is not None for a in kind.attributes)
+
+    def without_values(self, role: Role, record: Mapping[str, Any]) -> dict[str, Any]:
+        """What :meth:`Search.record` kept by these rules, without any value of the lead: :func:`retold` tells of it how
+        each rule came out and no more."""
+        facts = _Recorded(record["facts"])
+        hidden: dict[str, Any] = {}
+        for name, kept in record["facts"].items():
+            if isinstance(kept, dict):
+                hidden[name] = {key: value for key, value in kept.items() if key != "shown"}
+            else:
+                hidden[name] = self._roles[role].hide(facts, name, record["tried"])
+        return {**record, "facts": hidden}
 
     def search(self, lead: Lead | Facts, role: Role) -> Search:
         """The rules of `role`, about to be tried on `lead`."""

@@ -7,7 +7,7 @@ the session would be handed back with the values it had before the lock was gran
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
@@ -372,7 +372,7 @@ def load_agents(
 
 
 #: How an assignment ends that its agent never really had: it counts under no cap.
-_NEVER_HAD = ("void", "refused", "superseded")
+NEVER_HAD = ("void", "refused", "superseded")
 
 
 def count_loads(conn: sa.Connection, tenant_id: UUID, agents: Collection[Agent], now: datetime) -> dict[UUID, Load]:
@@ -400,7 +400,7 @@ def count_loads(conn: sa.Connection, tenant_id: UUID, agents: Collection[Agent],
         .join(t.assignments, a.agent_id == w.c.agent_id)
         .where(
             a.tenant_id == tenant_id,
-            a.state.not_in(_NEVER_HAD),
+            a.state.not_in(NEVER_HAD),
             a.assigned_at >= sa.func.least(w.c.week_start, w.c.day_start, w.c.hour_start),
         )
         .group_by(w.c.agent_id)
@@ -546,3 +546,13 @@ def existing_owners(
             owners.setdefault(digest, {})[row.lead_id] = (row.since, row.agent_id)
     shared = {d for d, n in count.items() if n > SHARED_BY_MANY}
     return {d: o for d, o in owners.items() if d not in shared}, shared
+
+
+def latest_owner(known: Iterable[tuple[datetime, UUID]], agents: Mapping[UUID, Agent]) -> UUID | None:
+    """Of the agents of a person's leads (since when, who) the latest who can still take leads, else the latest."""
+
+    def rank(one: tuple[datetime, UUID]) -> tuple[bool, datetime]:
+        agent = agents.get(one[1])
+        return agent is not None and agent.active and not agent.refused, one[0]
+
+    return max(known, key=rank, default=(None, None))[1]

@@ -9,12 +9,15 @@ import click
 from connector import __version__
 from connector.cli.apps import COMMANDS as APPS
 from connector.cli.configure import COMMANDS as CONFIGURE
+from connector.cli.erasing import COMMANDS as ERASING
+from connector.cli.fairness import COMMANDS as FAIRNESS
 from connector.cli.inspect import COMMANDS as INSPECT
 from connector.cli.operate import COMMANDS as OPERATE
 from connector.cli.parked import COMMANDS as PARKED
 from connector.cli.returns import COMMANDS as RETURNS
 from connector.cli.serving import COMMANDS as SERVING
 from connector.cli.tenants import COMMANDS as TENANTS
+from connector.cli.trying import COMMANDS as TRYING
 
 _LAZY = {"demo": ("connector.demo", "Everything at once on this machine, with a sandbox CRM.")}
 
@@ -66,7 +69,11 @@ def cli() -> None:
     """
 
 
-for command in (*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *OPERATE, *RETURNS, *PARKED, *APPS):
+_COMMANDS = (
+    *(*SERVING, *TENANTS, *CONFIGURE, *INSPECT, *FAIRNESS, *TRYING),
+    *(*OPERATE, *RETURNS, *PARKED, *APPS, *ERASING),
+)
+for command in _COMMANDS:
     cli.add_command(command)
 
 

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import sys
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from connector.cli.output import print_json, say, table
+from connector.cli.output import print_json, say, table, when
+from connector.cli.plans import tell_plan
 from connector.cli.support import actor, json_option, tenant_argument, tenant_session
+
+if TYPE_CHECKING:
+    from connector.configuration import Applied
+
+
+def _tell_applied(tenant: str, applied: Applied, as_json: bool) -> None:
+    if as_json:
+        rest = {"changed": applied.changed, "warnings": list(applied.warnings)}
+        print_json({"tenant": tenant, "version": applied.version} | rest)
+        return
+    say(*(f"Note: {warning}" for warning in applied.warnings))
+    if applied.changed:
+        say(f"Applied as version {applied.version} of {tenant}.")
+    else:
+        say(f"It means the same as version {applied.version} of {tenant}; nothing was changed.")
 
 
 @click.group()
@@ -35,21 +51,95 @@ def config_apply(tenant: str, file: IO[bytes], as_json: bool) -> None:
     text = file.read()
     with tenant_session(tenant) as (runtime, found):
         applied = configuration.apply(runtime, found, text, actor())
+    _tell_applied(found.name, applied, as_json)
+
+
+@config.command("plan")
+@tenant_argument
+@click.argument("file", type=click.File("rb"), required=False)
+@click.option(
+    "--version", "number", type=click.IntRange(min=1), help="Instead of FILE: what a rollback to it would do."
+)
+@json_option
+def config_plan(tenant: str, file: IO[bytes] | None, number: int | None, as_json: bool) -> None:
+    """Show what applying FILE would change. Applies nothing.
+
+    The differences to the configuration in force, and what becomes of each line: who joins, who leaves, whose weight
+    changes, who keeps which place. The apply itself is run and taken back, so the plan is what happens.
+
+    Example: turnlock config plan acme acme.yaml
+    """
+    from connector import configuration
+    from connector.plan import plan
+
+    if (file is None) is (number is None):
+        raise click.UsageError("give FILE, or --version for a rollback")
+    with tenant_session(tenant) as (runtime, found):
+        if file is not None:
+            text: str | bytes = file.read()
+        else:
+            with runtime.engine.connect() as conn:
+                text, _ = configuration.earlier(runtime, conn, found, number)
+        shown = plan(runtime, found, text)
     if as_json:
-        print_json(
-            {
-                "tenant": found.name,
-                "version": applied.version,
-                "changed": applied.changed,
-                "warnings": list(applied.warnings),
-            }
-        )
-        return
-    say(*(f"Note: {warning}" for warning in applied.warnings))
-    if applied.changed:
-        say(f"Applied as version {applied.version} of {found.name}.")
+        print_json(shown)
     else:
-        say(f"It means the same as version {applied.version} of {found.name}; nothing was changed.")
+        tell_plan(shown)
+
+
+@config.command("history")
+@tenant_argument
+@json_option
+def config_versions(tenant: str, as_json: bool) -> None:
+    """List every applied version of TENANT's configuration, newest first: when, and by whom.
+
+    `turnlock config export --version` prints one; `turnlock config rollback` applies one again.
+
+    Example: turnlock config history acme
+    """
+    from connector import config_kept
+
+    with tenant_session(tenant, removed=True) as (runtime, found), runtime.engine.connect() as conn:
+        rows = [
+            {
+                "version": one.version,
+                "applied_at": one.applied_at.isoformat(),
+                "actor": one.actor,
+                "note": one.note,
+            }
+            for one in config_kept.versions(runtime, conn, found.tenant_id)
+        ]
+        current = config_kept.in_force(conn, found.tenant_id)
+    for row in rows:
+        row["in_force"] = row["version"] == current
+    if as_json:
+        print_json({"tenant": found.name, "versions": rows})
+        return
+    cells = [
+        (r["version"], when(str(r["applied_at"])), r["actor"], r["note"], "in force" if r["in_force"] else None)
+        for r in rows
+    ]
+    none = f"No configuration yet; `turnlock config export {found.name}` prints one to start from."
+    table(("version", "applied", "by", "note", ""), cells, none=none)
+
+
+@config.command("rollback")
+@tenant_argument
+@click.option("--version", "number", type=click.IntRange(min=1), help="Which; the one before that in force otherwise.")
+@json_option
+def config_rollback(tenant: str, number: int | None, as_json: bool) -> None:
+    """Return to an earlier version of the configuration.
+
+    It is applied as a new version, as any other: members keep their places in line, and who is back joins at the
+    end. `turnlock config plan --version` shows beforehand what it does.
+
+    Example: turnlock config rollback acme --version 3
+    """
+    from connector import configuration
+
+    with tenant_session(tenant) as (runtime, found):
+        applied = configuration.rollback(runtime, found, number, actor())
+    _tell_applied(found.name, applied, as_json)
 
 
 @config.command("export")

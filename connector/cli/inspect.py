@@ -58,7 +58,10 @@ def queue_next(tenant: str, name: str, count: int, as_json: bool) -> None:
     _head(shown)
     nobody = f"Nobody is available; a lead is treated as: {_policy(shown)}."
     nobody = "Whatever comes now is held." if shown["quiet"] else nobody
-    table(("turn", "agent", "by"), [(r["turn"], agent(r["agent"]), r["how"]) for r in shown["next"]], none=nobody)
+    other = {r["queue"] for r in shown["next"]} - {shown["queue"]}
+    columns = ("turn", "agent", "by", *(["through queue"] if other else []))
+    rows = [(r["turn"], agent(r["agent"]), r["how"], *([r["queue"]] if other else [])) for r in shown["next"]]
+    table(columns, rows, none=nobody)
     if shown["unavailable"]:
         say("", "Unavailable:")
         rows = [(agent(r["agent"]), r["skip"], r["detail"], r["remedy"]) for r in shown["unavailable"]]

@@ -20,6 +20,7 @@ _HOW = {
     "same_household": "has this household already",
     "chosen": "chosen for a test",
 }
+_TIMES = (("seconds_to_decide", "decision"), ("seconds_to_owner", "owner in the CRM"))
 _RESULT = {"matched": "yes", "failed": "no", "missing": "no, it is missing", "not_comparable": "no, not comparable"}
 
 
@@ -70,13 +71,15 @@ def _decision(number: int, d: Json) -> None:
     told = f"{d['told_by']['source']}, {d['told_by']['kind']}, " if d["told_by"] else ""
     say(f"  cause: {d['cause']} ({told}received {when(d['received_at']) or 'by hand'})")
     say(f"  by: {_by(d)}, version {d['config_version']} of the configuration")
+    took = [f"{d[key]:.3f} s to the {what}" for key, what in _TIMES if d[key] is not None]
+    if took:
+        say(f"  from its receipt: {', '.join(took)}")
     if d["agent"]:
         say(f"  why them: {_HOW.get(d['how'], d['how'])}{_turn(d)}")
-    _rules(d["rules"])
+    tell_rules(d["rules"])
     if d["rules_not_shown"]:
         say(f"  rules tried: {d['rules_not_shown']}")
-    for path in d["paths"]:
-        _path(path)
+    tell_paths(d["paths"])
     _writes(d)
 
 
@@ -95,7 +98,8 @@ def _turn(d: Json) -> str:
     return f", turn {d['turn']} of queue {d['queue']}{void}"
 
 
-def _rules(rules: list[Json]) -> None:
+def tell_rules(rules: list[Json]) -> None:
+    """Print the rules that were tried, each with its tests."""
     if not rules:
         return
     say("  rules tried:")
@@ -117,6 +121,12 @@ def _test(why: Json) -> str:
     return f"{text}: {_RESULT.get(why['result'], why['result'])}{said}"
 
 
+def tell_paths(paths: list[Json]) -> None:
+    """Print the queues and agents that were looked at."""
+    for path in paths:
+        _path(path)
+
+
 def _path(path: Json) -> None:
     why = f": {path['why']}" if path["why"] else ""
     remedy = f" ({path['detail'] or path['remedy']})" if path["detail"] or path["remedy"] else ""
@@ -130,9 +140,11 @@ def _path(path: Json) -> None:
     rows = []
     for member in path["members"]:
         state = "lost a turn" if member["lost_turn"] else "passed over" if member["passed_over"] else member["state"]
-        reason = f"{member['skip']}: {member['detail']}" if member["skip"] else None
-        rows.append((agent(member["agent"]), state, reason, member["remedy"]))
-    table(("member", "", "why", "what would change it"), rows, none="no member was recorded", indent=4)
+        reason = f"{member['skip']}: {member['detail']}" if member["skip"] else member["detail"]
+        place = None if member["place_before"] is None else f"{member['place_before']} -> {member['place_after']}"
+        rows.append((place, agent(member["agent"]), state, reason, member["remedy"]))
+    columns = ("place", "member", "", "why", "what would change it")
+    table(columns, rows, none="no member was recorded", indent=4)
 
 
 def _writes(d: Json) -> None:
@@ -152,4 +164,4 @@ def _writes(d: Json) -> None:
     table(("what", "", "ordered", "ended", "took", "failed tries", "in words"), rows, indent=4)
 
 
-__all__ = ["tell"]
+__all__ = ["tell", "tell_paths", "tell_rules"]

@@ -152,7 +152,7 @@ def _change_members(
     with tenant_session(tenant) as (runtime, found):
         queue_id, (agent_id,) = _found(runtime, found, name, agent)
         with runtime.engine.connect() as conn:
-            from connector.explain import Names
+            from connector.naming import Names
 
             names = Names.load(conn, found.tenant_id)
         queue = names.queue(queue_id) or name

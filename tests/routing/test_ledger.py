@@ -37,8 +37,9 @@ class Recorder:
         stored = json.loads(json.dumps(data | {"decision": "beside the point"}))
         self.entries.append(Entry(len(self.entries) + 1, kind, NOW, "admin@example.com", "why", stored))
 
-    def lead(self, *unavailable: UUID, lose: tuple[UUID, ...] = ()) -> None:
-        self.do(Kind.TURN, unavailable=[str(who) for who in unavailable], lose_turn=[str(who) for who in lose])
+    def lead(self, *unavailable: UUID, lose: tuple[UUID, ...] = (), average: tuple[UUID, ...] = ()) -> None:
+        sets = {"unavailable": unavailable, "lose_turn": lose, "average": average}
+        self.do(Kind.TURN, **{name: [str(who) for who in agents] for name, agents in sets.items()})
 
     def give_back(self, turn: int, owed_id: UUID) -> None:
         agent_id = next(e.data["agent"] for e in self.entries if e.kind is Kind.TURN and e.data["turn"] == turn)
@@ -110,7 +111,7 @@ def test_replay_starts_at_the_first_checkpoint_given() -> None:
 
 @st.composite
 def records(draw: Any) -> Recorder:
-    """The ledger of a random queue, with turns lost, turns given back and checkpoints now and then."""
+    """The ledger of a random queue, with turns and places lost, turns given back and checkpoints now and then."""
     script = Script(draw(some_weights(100, least=0)))
     book = Recorder(new_line(list(script.members.items())))
     void: set[int] = set()
@@ -132,7 +133,7 @@ def _record(book: Recorder, action: Action, script: Script, *, loses: bool) -> N
     if action.op == "lead":
         if any(script.members[who] for who in action.agents):
             away = tuple(who for who in script.members if who not in action.agents)
-            book.lead(*away, lose=away[:2] if loses else ())
+            book.lead(*away, lose=away[:2] if loses else (), average=away[2:] if loses else ())
         return
     given: dict[str, Any] = {"agent": str(action.agent_id), "weight": action.weight, "rank": action.rank}
     given |= {"owed": str(action.owed_id), "order": [str(who) for who in action.agents]}
