@@ -24,6 +24,9 @@ STAGES = {
     Flag.WEIGHTS: "0004_weights",
     Flag.SKIPS: "0005_skips",
 }
+#: Revisions that bring no capability of their own. This one: shadows, and flags that are on for some leads.
+SHADOW = "0010_shadow"
+EXTRAS = (SHADOW,)
 _LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
 _TRIES = 8
 
@@ -51,16 +54,28 @@ def current(conn: sa.Connection) -> str | None:
     return MigrationContext.configure(conn).get_current_revision()
 
 
+def order() -> list[str]:
+    """Every revision that this code knows, in order: their names are numbered."""
+    return sorted([*STAGES.values(), *EXTRAS])
+
+
+def reaches(conn: sa.Connection, revision: str) -> bool:
+    """Whether the database stands at `revision` or beyond it."""
+    found = current(conn)
+    if found is None:
+        return False
+    known = order()
+    # What is not known is of a newer Turnlock that has migrated on; revisions only add, so all of ours are there.
+    return found not in known or known.index(revision) <= known.index(found)
+
+
 def stages(conn: sa.Connection) -> frozenset[Flag]:
     """The capabilities whose tables and columns the database has."""
-    revision = current(conn)
-    if revision is None:
+    found, known = current(conn), order()
+    if found is None:
         return frozenset()
-    order = list(STAGES.values())
-    if revision not in order:  # a newer Turnlock has migrated on; revisions only add, so all of ours are there
-        return frozenset(STAGES)
-    reached = order.index(revision)
-    return frozenset(flag for flag, needed in STAGES.items() if order.index(needed) <= reached)
+    reached = known.index(found) if found in known else len(known)
+    return frozenset(flag for flag, needed in STAGES.items() if known.index(needed) <= reached)
 
 
 def migrate(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -21,13 +21,17 @@ from connector.database import at_once, at_rest, new_id, pipelined, unit
 from connector.runtime import Runtime, Tenant
 from routing import tables as t
 from routing.facts import identity_digests, lead_from_json, lead_to_json, rule_digest
-from routing.model import Lead, Role
+from routing.model import Flag, Lead, Role
+from routing.stages import Mode
 from routing.store import tenant_row
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One claimed event with its lead as read. `version` is the lead's before that reading began."""
+    """One claimed event with its lead as read. `version` is the lead's before that reading began.
+
+    ``kept`` are the modes of staged flags that an open decision of the lead has; ``noted`` says that any are stored.
+    """
 
     event: sa.Row[Any]
     role: Role
@@ -36,15 +40,32 @@ class Item:
     version: int
     digest: bytes
     identities: frozenset[bytes]
+    kept: Mapping[Flag, Mode] = field(default_factory=dict)
+    noted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A lead that Turnlock has seen before: its id, its version now, and whether it was ever decided or left."""
+    """A lead that Turnlock has seen before: its id, its version now, and whether it was ever decided or left.
+
+    ``state`` is the owner's, ``modes`` those that its last decision kept (with `modes` asked for).
+    """
 
     lead_id: UUID
     version: int
     stands: bool
+    state: str | None = None
+    modes: Mapping[str, str] | None = None
+
+    def kept(self, kind: str) -> dict[Flag, Mode]:
+        """The modes that count for an event of this kind: those of a decision that is not closed yet."""
+        if not self.modes or (self.state not in _OPEN and kind != "collaborators"):
+            return {}
+        return {flag: Mode(self.modes[flag.value]) for flag in Flag if flag.value in self.modes}
+
+
+# The owner is decided again as part of the same: nobody was free, or the CRM refused the agent.
+_OPEN = ("held", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +77,21 @@ class Read:
     refused: list[tuple[sa.Row[Any], str]]
 
 
-def known_leads(conn: sa.Connection, tenant_id: UUID, refs: Sequence[str]) -> dict[str, Known]:
-    """Which of these CRM ids Turnlock knows."""
+def known_leads(conn: sa.Connection, tenant_id: UUID, refs: Sequence[str], *, modes: bool = False) -> dict[str, Known]:
+    """Which of these CRM ids Turnlock knows; with `modes` also the staged modes that they keep."""
     if not refs:
         return {}
     r, c, s = t.lead_refs.c, t.leads.c, t.lead_roles.c
+    owner = t.lead_roles.alias("owner")
+    o = owner.c
     stands = sa.exists().where(s.tenant_id == c.tenant_id, s.lead_id == c.lead_id)
     rows = conn.execute(
-        sa.select(r.ref, r.lead_id, c.version, stands.label("stands"))
+        sa.select(r.ref, r.lead_id, c.version, stands.label("stands"), *([o.state, o.modes] if modes else []))
         .join(t.leads, (c.tenant_id == r.tenant_id) & (c.lead_id == r.lead_id))
+        .outerjoin(owner, (o.tenant_id == c.tenant_id) & (o.lead_id == c.lead_id) & (o.role == Role.OWNER.value))
         .where(r.tenant_id == tenant_id, r.ref == sa.any_(sa.cast(list(refs), sa.ARRAY(sa.Text))))
     )
-    return {row.ref: Known(row.lead_id, row.version, row.stands) for row in rows}
+    return {row.ref: Known(row.lead_id, row.version, row.stands, *row[4:]) for row in rows}
 
 
 def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence[sa.Row[Any]]) -> Read:
@@ -91,7 +115,7 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
             refs[row.event_id] = ref
     with at_rest(runtime.engine) as conn:
         # Before the reading: a lead whose version rises while the CRM answers is read again, never decided on this.
-        known = known_leads(conn, tenant.tenant_id, sorted(set(refs.values())))
+        known = known_leads(conn, tenant.tenant_id, sorted(set(refs.values())), modes=runtime.shadows(conn))
         complete = _payload_is_complete(runtime, conn, tenant)
     leads: dict[str, Lead] = {}
     to_fetch: list[str] = []
@@ -128,6 +152,8 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
                     version=known[ref].version if ref in known else 0,
                     digest=rule_digest(lead),
                     identities=identity_digests(tenant.tenant_id, lead),
+                    kept=known[ref].kept(row.kind) if ref in known else {},
+                    noted=ref in known and bool(known[ref].modes),
                 )
             )
     return Read(items, missing, refused)
@@ -138,7 +164,8 @@ def _payload_is_complete(runtime: Runtime, conn: sa.Connection, tenant: Tenant) 
     lacking = tenant.adapter.not_in_payload
     if not lacking:
         return True
-    rules = runtime.plan(conn, tenant_row(conn, tenant.tenant_id)).rules
+    row = tenant_row(conn, tenant.tenant_id)
+    rules = runtime.plan(conn, row, row.flags | row.shadowed).rules  # a shadow looks at them, too
     return lacking.isdisjoint(rules.attributes(Role.OWNER))
 
 

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from cryptography.fernet import Fernet
 
+from connector import migrate
 from connector.cli import cli
 from connector.embedded import EmbeddedPostgres
 from connector.settings import Settings
@@ -85,7 +86,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
 def test_usage_errors_exit_2(acme: Cli) -> None:
     assert "No such command 'nope'" in acme("nope", code=2).stderr
     assert "Missing argument 'TENANT'" in acme("install", code=2).stderr
-    assert "say on or off" in acme("flags", "acme", "rules", code=2).stderr
+    assert "say off, shadow or on" in acme("flags", "acme", "rules", code=2).stderr
     assert "'soon' is no time; write 24h" in acme("sweep", "acme", "--since", "soon", code=2).stderr
     assert "say --all" in acme("replay", "acme", code=2).stderr
 
@@ -173,8 +174,8 @@ def test_the_schema_comes_by_migrate_alone_as_far_as_asked(empty: Cli) -> None:
     assert empty("agents", "list", "acme").stdout.startswith("No agent yet")
     assert "no agent 'ana'" in empty("pause", "acme", "ana", code=1).stderr
 
-    assert empty.json("migrate")["after"] == "0005_skips"
-    assert empty("migrate").stdout == "The schema is at 0005_skips; nothing to do.\n"
+    assert empty.json("migrate")["after"] == migrate.head()
+    assert empty("migrate").stdout == f"The schema is at {migrate.head()}; nothing to do.\n"
 
 
 def test_a_new_embedded_database_gets_its_schema_with_the_first_command(tmp_path: Path) -> None:
@@ -384,7 +385,7 @@ def test_flags_keep_their_order(acme: Cli) -> None:
         acme("flags", "acme", flag, "off")
     done = acme("flags", "acme", "weights", "on", code=1)
     assert "weights cannot be on while rotation is off; `turnlock flags TENANT rotation on`" in done.stderr
-    found = acme.json("flags", "acme", "rotation", "on")
+    found = acme.json("flags", "acme", "rotation", "on", "--force", "back after a look")
     modes = {row["flag"]: row["mode"] for row in found["flags"]}
     assert modes == {"write_back": "on", "rules": "on", "rotation": "on", "weights": "off", "skips": "off"}
 
@@ -395,7 +396,7 @@ def test_a_ledger_still_follows_after_members_changed_while_the_rotation_was_off
         acme("flags", "acme", flag, "off")
     acme("config", "apply", "acme", "-", text=GOOD + "  Late:\n    members: []\n")
     assert acme.json("audit")["ok"] is True
-    acme("flags", "acme", "rotation", "on")
+    acme("flags", "acme", "rotation", "on", "--force", "back after a look")
     assert acme.json("audit", "acme")["ok"] is True
 
 
