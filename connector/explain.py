@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from connector.reasons import event_text, remedy_of, skip_remedy, write_text
 from connector.runtime import Runtime, Tenant
+from connector.shadow_words import records_of
 from connector.tables import breakers, deliveries, events
 from routing import tables as t
 from routing.model import Flag
@@ -83,6 +84,7 @@ def explain(runtime: Runtime, tenant: Tenant, lead_id: UUID) -> Json:
         shut = conn.execute(
             sa.select(b.open_at).where(b.tenant_id == tenant_id, b.lane == "all", b.open_at > sa.func.clock_timestamp())
         ).scalar_one_or_none()
+        shadows = records_of(conn, tenant_id, names, lead_id) if runtime.shadows(conn) else []
         return {
             "tenant": tenant.name,
             "lead": {
@@ -95,7 +97,12 @@ def explain(runtime: Runtime, tenant: Tenant, lead_id: UUID) -> Json:
             "crm_paused_until": iso(shut),
             "standing": [_standing(names, row) for row in roles],
             "open_events": _open_events(conn, tenant_id, lead_id, refs),
-            "decisions": _decisions(runtime, conn, tenant_id, lead_id, names),
+            "decisions": [
+                row | {"shadows": [one for one in shadows if (one["role"], one["seq"]) == (row["role"], row["seq"])]}
+                for row in _decisions(runtime, conn, tenant_id, lead_id, names)
+            ],
+            # Beside no decision: the lead came with an owner while write_back was in shadow.
+            "shadows": [one for one in shadows if not one["seq"]],
         }
 
 
@@ -183,6 +190,7 @@ def _decisions(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, lead_id: 
             "agent": names.agent(row.agent_id),
             "how": row.record.get("how"),
             "turn": row.turn,
+            "modes": row.record.get("modes", {}),
             "turn_void": _void_reason(conn, tenant_id, row) if turning and row.turn is not None else None,
             "rules": [_rule(tried) for tried in row.record.get("tried", ())],
             "paths": [_path(conn, tenant_id, names, row, path) for path in row.record.get("paths", ())],

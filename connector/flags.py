@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -24,7 +25,7 @@ from routing import saving, staging, store
 from routing import tables as t
 from routing.model import Flag
 from routing.stages import Mode, Stage
-from routing.tables_shadow import shadow_records
+from routing.tables_shadow import flag_versions, shadow_records
 
 #: What must be on before: the stages build on each other. Write-back stands apart.
 NEEDS = {Flag.ROTATION: Flag.RULES, Flag.WEIGHTS: Flag.ROTATION, Flag.SKIPS: Flag.WEIGHTS}
@@ -64,6 +65,31 @@ def settings(runtime: Runtime, conn: sa.Connection, tenant_id: UUID) -> dict[Fla
 def modes(conn: sa.Connection, tenant_id: UUID) -> dict[Flag, str]:
     """Every flag with its mode, whatever its limits; one that was never set is off."""
     return {flag: stage.mode.value for flag, stage in present(store.tenant_row(conn, tenant_id), {}).items()}
+
+
+def shown(runtime: Runtime, conn: sa.Connection, tenant_id: UUID) -> list[dict[str, Any]]:
+    """Every flag as JSON-safe values: mode, limits, since when and by whom, and the reason if it was forced."""
+    found, stages = settings(runtime, conn, tenant_id), runtime.stages(conn)
+    f, v = t.flags.c, flag_versions.c
+    rows = conn.execute(sa.select(f.flag, f.changed_at, f.changed_by).where(f.tenant_id == tenant_id))
+    changed = {row.flag: row for row in rows}
+    reasons: dict[str, str | None] = {}
+    if runtime.shadows(conn):
+        of_each = sa.select(v.flag, v.reason).where(v.tenant_id == tenant_id).order_by(v.version)
+        reasons = {row.flag: row.reason for row in conn.execute(of_each)}
+    return [
+        {
+            "flag": flag.value,
+            "mode": stage.mode.value,
+            "sources": list(stage.sources),
+            "percent": stage.percent,
+            "since": changed[flag.value].changed_at.isoformat() if flag.value in changed else None,
+            "by": changed[flag.value].changed_by if flag.value in changed else None,
+            "forced": reasons.get(flag.value),
+            "in_schema": flag in stages,
+        }
+        for flag, stage in found.items()
+    ]
 
 
 def counts(conn: sa.Connection, tenant_id: UUID, flag: Flag, run: int) -> Counts:

@@ -37,6 +37,7 @@ def tell(told: Json) -> None:
         say(f"  event {event['event_id']} of {when(event['received_at'])}: {event['text']}")
     for number, decision in enumerate(told["decisions"], 1):
         _decision(number, decision)
+    _shadows(told["shadows"])
 
 
 def _standing(row: Json) -> str:
@@ -58,12 +59,15 @@ def _decision(number: int, d: Json) -> None:
     told = f"{d['told_by']['source']}, {d['told_by']['kind']}, " if d["told_by"] else ""
     say(f"  cause: {d['cause']} ({told}received {when(d['received_at']) or 'by hand'})")
     say(f"  by: {_by(d)}, version {d['config_version']} of the configuration")
+    if d["modes"]:
+        say(f"  staged for this lead: {', '.join(f'{flag} {mode}' for flag, mode in d['modes'].items())}")
     if d["agent"]:
         say(f"  why them: {_HOW.get(d['how'], d['how'])}{_turn(d)}")
     _rules(d["rules"])
     for path in d["paths"]:
         _path(path)
     _writes(d)
+    _shadows(d["shadows"], indent=2)
 
 
 def _by(d: Json) -> str:
@@ -72,6 +76,16 @@ def _by(d: Json) -> str:
     if d["how"] == "existing_owner":
         return "the same person as on another lead, which comes before all rules"
     return f"no rule, the default queue {d['queue']}" if d["queue"] else "no rule and no default queue"
+
+
+def _shadows(shadows: list[Json], indent: int = 0) -> None:
+    for one in shadows:
+        to = f"{one['outcome']} to {agent(one['agent'])}" if one["agent"] else one["outcome"] or "failed"
+        beside = (
+            f"; {one['text']}" if one["text"] else ", the same" if one["seq"] and one["flag"] != "write_back" else ""
+        )
+        crm = f"; the CRM gave it to {agent(one['crm_agent'])}" if one["crm_agent"] else ""
+        say(f"{' ' * indent}shadow of {one['flag']}: {to}{beside}{crm}")
 
 
 def _turn(d: Json) -> str:
