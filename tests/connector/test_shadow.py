@@ -11,11 +11,13 @@ import sqlalchemy as sa
 
 from connector import flags
 from connector.errors import TurnlockError
+from connector.sandbox import Sandbox
 from connector.shadow_report import report
 from routing import shadow as pure
 from routing import staging
 from routing.decide import Bench
 from routing.model import Flag
+from tests.connector.cli_rig import command_line
 from tests.rig import ANA, BEN, CY, Rig, until
 
 RULES = "rules: [{name: web, when: {field: source, equals: Web}, to: {queue: Two}}]\n"
@@ -140,6 +142,43 @@ def test_rules_in_shadow_decide_in_other_queues_without_moving_them(make_rig: Ca
     found = report(rig.runtime, rig.tenant, differences=1)["differences"]
     assert found[0]["text"] == "another rule decides: 'web'"
     rig.audit()
+
+
+def test_a_shadow_leaves_everything_else_as_it_would_be_without_it(make_rig: Callable[..., Rig]) -> None:
+    config = TWO.replace("members: ['13', '14']", "members: [{agent: '13', weight: 4}, '14']") + RULES
+    watched = make_rig(config=config)
+    with Sandbox(retry_scale=0.001) as sandbox:
+        plain = watched.neighbour(sandbox)
+        plain.configure(config)
+        for rig in (watched, plain):
+            off(rig, Flag.SKIPS, Flag.WEIGHTS, Flag.RULES)
+        switch(watched, Flag.RULES, "shadow")
+        for number in range(12):
+            if number % 4 == 3:
+                for rig in (watched, plain):
+                    rig.sandbox.deactivate_agent(int(BEN)) if number == 3 else rig.sandbox.activate_agent(int(BEN))
+                    rig.sync()
+            source = "Web" if number % 2 else "Zillow"
+            assert watched.assign(source=source) == plain.assign(source=source)
+        for rig in (watched, plain):
+            rig.settle_owners()
+            rig.audit()
+        assert told(watched, Flag.RULES)["different"] > 3
+        for table in ("leads", "lead_roles", "decisions", "assignments", "turns", "ledger", "outbox", "owed_turns"):
+            query = f"SELECT count(*) FROM {table} WHERE tenant_id = :t AND {{}}"
+            where = "kind <> 'note'" if table == "outbox" else "true"
+            assert watched.one(query.format(where)) == plain.one(query.format(where)), table
+        for query in (
+            "SELECT q.name, q.position, q.floor, q.seq, m.rank, m.tag, m.last_turn FROM queues q "
+            "JOIN members m USING (tenant_id, queue_id) WHERE tenant_id = :t ORDER BY 1, 5",
+            "SELECT kind, (data - 'decision' - 'agent' - 'passed_over' - 'unavailable' - 'places')::text FROM ledger "
+            "WHERE tenant_id = :t ORDER BY queue_id, seq",
+            "SELECT cause, outcome, reason, rule, turn FROM decisions WHERE tenant_id = :t ORDER BY decision_id",
+        ):
+            rows = [rig.rows(sa.text(query).bindparams(t=rig.tenant.tenant_id)) for rig in (watched, plain)]
+            assert rows[0] == rows[1]
+            assert rows[0]
+        assert watched.alarms() == plain.alarms()
 
 
 # -- write-back ---------------------------------------------------------------------------------------------------
@@ -357,6 +396,50 @@ def test_explain_shows_the_shadow_beside_the_live_decision(rig: Rig) -> None:
         2,
     )
     assert beside["text"] == "in the rotation it is somebody else's turn: turn 2 of its line"
+
+
+def test_the_command_line_stages_a_flag_and_tells_what_its_shadow_did(rig: Rig) -> None:
+    with command_line(rig.runtime.settings) as turnlock:
+        assert turnlock("shadow", "acme").stdout == (
+            "No shadow has run; `turnlock flags acme FLAG shadow` starts one.\n"
+        )
+        for flag in ("skips", "weights", "rotation"):
+            turnlock("flags", "acme", flag, "off")
+        refused = turnlock("flags", "acme", "rotation", "on", code=1).stderr
+        assert "before its shadow has run; `turnlock flags TENANT rotation shadow`, or give a reason" in refused
+        shown = turnlock.json("flags", "acme", "rotation", "shadow", "--sources", "Web, Open house")
+        row = next(row for row in shown["flags"] if row["flag"] == "rotation")
+        assert (row["mode"], row["sources"], row["percent"], row["forced"]) == (
+            "shadow",
+            ["Web", "Open house"],
+            100,
+            None,
+        )
+        assert "sources Web, Open house" in turnlock("flags", "acme").stdout
+        assert "0 is not in the range" in turnlock("flags", "acme", "rules", "on", "--percent", "0", code=2).stderr
+        until(lambda: rig.assign(source="Web") and told(rig, Flag.ROTATION)["decisions"] >= 2)
+        rig.assign(source="Zillow")
+        (run,) = turnlock.json("shadow", "acme", "rotation", "--differences")["shadows"]
+        assert (run["decisions"], run["same"], run["different"], run["errors"]) == (2, 1, 1, 0)
+        text = turnlock("shadow", "acme", "--differences").stdout
+        assert "rotation (shadow now), shadow since" in text
+        assert "1 x in the rotation it is somebody else's turn" in text
+        assert "Ana" in text
+        assert "turn 2 of its line" in text
+        assert "No score yet" in turnlock("shadow", "acme", "--score").stdout
+        assert "made 2 of 20 decisions" in turnlock("flags", "acme", "rotation", "on", code=1).stderr
+        on = turnlock.json("flags", "acme", "rotation", "on", "--force", "a quiet week")
+        assert next(row["forced"] for row in on["flags"] if row["flag"] == "rotation") == "a quiet week"
+        assert "forced: a quiet week" in turnlock("flags", "acme").stdout
+        assert "no flag 'x'; there are: write_back" in turnlock("shadow", "acme", "x", code=1).stderr
+        assert "--force needs a reason" in turnlock("flags", "acme", "rules", "on", "--force", " ", code=2).stderr
+        ref = rig.create(source="Web")
+        rig.wait_owner(ref)
+        assert "shadow of" not in turnlock("explain", "acme", ref).stdout
+        first = rig.one("SELECT ref FROM lead_refs WHERE tenant_id = :t ORDER BY created_at LIMIT 1")
+        explained = turnlock("explain", "acme", first).stdout
+        assert "  staged for this lead: rotation shadow\n" in explained
+        assert "  shadow of rotation: assigned to Ana" in explained
 
 
 def test_every_difference_has_its_text() -> None:
