@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -224,9 +224,11 @@ class Account(RuleBasedStateMachine):
             standing, owner = self.rig.standing(ref), self.rig.owner(ref)
             state = standing["state"]
             assert state in ("assigned", "held", "left", "owned", "parked"), (ref, state)
-            if state == "assigned" and standing["confirmed_version"] is not None:
-                assert owner == refs[standing["agent_id"]], ref
-            elif state in ("assigned", "held", "left", "parked"):
+            if state == "assigned":
+                # Decided while write-back was off or in shadow, it was not written: the CRM may have come to the same.
+                unwritten = standing["confirmed_version"] is None
+                assert owner == refs[standing["agent_id"]] or (unwritten and owner is None), ref
+            elif state in ("held", "left", "parked"):
                 assert owner is None, (ref, state)
             else:
                 assert owner is not None, ref
@@ -236,18 +238,8 @@ class Account(RuleBasedStateMachine):
     @invariant()
     def every_ledger_follows(self) -> None:
         self.rig.audit()
-
-    @invariant()
-    def shadows_never_fail(self) -> None:
-        failed = self.rig.rows(
-            sa.text("SELECT flag, why FROM shadow_records WHERE tenant_id = :t AND verdict = 'error'").bindparams(
-                t=self.rig.tenant.tenant_id
-            )
-        )
-        assert failed == []
-
-    @invariant()
-    def nothing_was_tried_in_vain(self) -> None:
+        # No shadow fails, and nothing of data or code is tried in vain.
+        assert not self.rig.one("SELECT count(*) FROM shadow_records WHERE tenant_id = :t AND verdict = 'error'")
         assert not self.rig.one("SELECT count(*) FROM events WHERE tenant_id = :t AND attempt > 0")
 
     def teardown(self) -> None:
@@ -290,6 +282,8 @@ def run(make_rig: Callable[..., Rig], examples: int, steps: int) -> None:
             stateful_step_count=steps,
             deadline=None,
             suppress_health_check=list(HealthCheck),
+            # A step costs a real transaction: to shrink a failure takes minutes, to read it unshrunk does not.
+            phases=(Phase.explicit, Phase.reuse, Phase.generate),
         ),
     )
 
