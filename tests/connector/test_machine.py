@@ -295,4 +295,4 @@ def test_every_ledger_follows_whatever_happens(make_rig: Callable[..., Rig]) -> 
 @pytest.mark.proof
 @pytest.mark.timeout(900)
 def test_every_ledger_follows_whatever_happens_for_long(make_rig: Callable[..., Rig]) -> None:
-    run(make_rig, examples=60, steps=50)
+    run(make_rig, examples=40, steps=50)
