@@ -85,8 +85,7 @@ def lanes(
         stamped = runtime.settings_at(conn, row.tenant_id, stamp) if stamp not in (0, row.flag_version) else now
         found = modes_of(item.lead_id, item.lead.source, now=now, stamped=stamped, kept=item.kept)
         live = row.flags - {flag for flag, mode in found.items() if mode is not Mode.ON}
-        # A lead may have kept this mode while its shadow has ended; then there is nothing beside the live path.
-        beside = frozenset(f for f, mode in found.items() if mode is Mode.SHADOW and now[f].mode is Mode.SHADOW)
+        beside = frozenset(flag for flag, mode in found.items() if mode is Mode.SHADOW)
         sorted_.setdefault((live, beside), []).append((item, found))
     return [
         (

@@ -84,7 +84,8 @@ def modes_of(
     """The modes of one lead for every flag that is not simply off or on for all.
 
     `kept` are those that an open decision of this lead has, `stamped` the settings by which its event was accepted,
-    `now` the present ones of every flag. A limit is resolved as it was stamped; no mode is further than the present.
+    `now` the present ones of every flag. A limit is resolved as it was stamped; no mode is further than the present,
+    and a shadow that has ended is off.
     """
     found: dict[Flag, Mode] = {}
     for flag, stage in now.items():
@@ -97,5 +98,8 @@ def modes_of(
             mode = stage.mode_of(lead_id, source)
         else:
             continue
-        found[flag] = lower(mode, stage.mode)
+        mode = lower(mode, stage.mode)
+        # Its line went when the flag went on. To the live path shadow and off are the same.
+        ended = mode is Mode.SHADOW and stage.mode is not Mode.SHADOW
+        found[flag] = Mode.OFF if ended else mode
     return found

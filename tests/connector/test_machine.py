@@ -289,7 +289,7 @@ def run(make_rig: Callable[..., Rig], examples: int, steps: int) -> None:
 
 
 def test_every_ledger_follows_whatever_happens(make_rig: Callable[..., Rig]) -> None:
-    run(make_rig, examples=6, steps=20)
+    run(make_rig, examples=4, steps=20)
 
 
 @pytest.mark.proof

@@ -119,10 +119,10 @@ SHADOW_WEB = Stage(Mode.SHADOW, sources=("Web",))
         (WEB, None, None, None, "off"),
         (ON, WEB, None, "Zillow", "off"),  # as it was when the event was accepted
         (ON, WEB, None, "Web", "on"),
-        (ON, SHADOW_WEB, None, "Web", "shadow"),
+        (ON, SHADOW_WEB, None, "Web", "off"),  # the shadow has ended; the live path is the same
         (ON, ON, None, "Web", None),
         (ON, None, "off", "Web", "off"),  # an open decision keeps its mode when the flag goes forward ...
-        (ON, None, "shadow", "Web", "shadow"),
+        (ON, None, "shadow", "Web", "off"),
         (SHADOW, None, "on", "Web", "shadow"),  # ... and goes back with it
         (OFF, WEB, "on", "Web", "off"),
         (OFF, WEB, None, "Web", "off"),
