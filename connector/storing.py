@@ -67,7 +67,7 @@ STORE = sa.text(
            CASE WHEN state = 'waiting' AND CAST(:lease AS uuid) IS NOT NULL THEN 1 ELSE 0 END
     FROM news
     RETURNING delivery_id, state, reason, event_id, ordinal, kind, ref, received_at, attempt, claims, lead_id,
-              CASE WHEN lease IS NOT NULL THEN payload END AS payload,
+              flag_version, CASE WHEN lease IS NOT NULL THEN payload END AS payload,
               (SELECT source FROM sent WHERE sent.delivery_id = events.delivery_id) AS source
     """
 )
