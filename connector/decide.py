@@ -21,10 +21,11 @@ from connector import breaker, inbox, log, oauth, settle, work
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
 from connector.database import at_rest, is_contention, is_outage, unit
+from connector.lanes import Planned, lanes
 from connector.reading import Item, read_events
 from connector.runtime import Runtime, Tenant
 from connector.splitting import split
-from connector.units import BEHIND, LostLease, Planned, Unit
+from connector.units import BEHIND, LostLease, Unit
 from routing import saving, store
 from routing.decide import NeedQueues
 from routing.model import Reason, Role
@@ -165,13 +166,16 @@ class Decider:
         """Sort `items` into units by their first queue and run them; gives those whose configuration moved."""
         with at_rest(self._runtime.engine) as conn:
             row = store.tenant_row(conn, tenant.tenant_id)
-            planned = Planned(row, self._runtime.plan(conn, row))
-        items = settle.let_settle(self._runtime, tenant, lease, items, planned.plan.settle)
-        groups: dict[UUID | None, list[Item]] = {}
-        for item in items:
-            groups.setdefault(planned.choice(item)[0], []).append(item)
+            times = self._runtime.plan(conn, row).settle
+        items = settle.let_settle(self._runtime, tenant, lease, items, times)
+        with at_rest(self._runtime.engine) as conn:
+            sorted_ = lanes(self._runtime, conn, row, items)
+        groups: dict[tuple[int, UUID | None], tuple[Planned, list[Item]]] = {}
+        for number, (planned, lane) in enumerate(sorted_):
+            for item in lane:
+                groups.setdefault((number, planned.choice(item)[0]), (planned, []))[1].append(item)
         moved: list[Item] = []
-        for group in groups.values():
+        for planned, group in groups.values():
             try:
                 self._group(tenant, lease, group, planned)
             except store.ConfigurationChanged:

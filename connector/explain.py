@@ -18,6 +18,7 @@ from connector.past_rules import PastRules
 from connector.paths import line_around, tell_path, tell_rule
 from connector.reasons import event_text, remedy_of, write_text
 from connector.runtime import Runtime, Tenant
+from connector.shadow_words import records_of
 from connector.tables import breakers, deliveries, events
 from routing import tables as t
 from routing.model import Flag
@@ -44,6 +45,7 @@ def explain(runtime: Runtime, tenant: Tenant, lead_id: UUID) -> Json:
         shut = conn.execute(
             sa.select(b.open_at).where(b.tenant_id == tenant_id, b.lane == "all", b.open_at > sa.func.clock_timestamp())
         ).scalar_one_or_none()
+        shadows = records_of(conn, tenant_id, names, lead_id) if runtime.shadows(conn) else []
         return {
             "tenant": tenant.name,
             "lead": {
@@ -57,7 +59,12 @@ def explain(runtime: Runtime, tenant: Tenant, lead_id: UUID) -> Json:
             "standing": [_standing(names, row) for row in roles],
             "open_events": _open_events(conn, tenant_id, lead_id, refs),
             "returns": _returns(conn, tenant_id, lead_id, names) if Flag.CREDITS in runtime.stages(conn) else [],
-            "decisions": _decisions(runtime, conn, tenant_id, lead_id, names),
+            "decisions": [
+                row | {"shadows": [one for one in shadows if (one["role"], one["seq"]) == (row["role"], row["seq"])]}
+                for row in _decisions(runtime, conn, tenant_id, lead_id, names)
+            ],
+            # Beside no decision: the lead came with an owner while write_back was in shadow.
+            "shadows": [one for one in shadows if not one["seq"]],
         }
 
 
@@ -172,6 +179,7 @@ def _decisions(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, lead_id: 
             "agent": names.agent(row.agent_id),
             "how": row.record.get("how"),
             "turn": row.turn,
+            "modes": row.record.get("modes", {}),
             "turn_void": voids.get((row.queue_id, row.turn)),
             "rules": [tell_rule(one) for one in tried[row.decision_id][0]],
             "rules_not_shown": tried[row.decision_id][1],

@@ -89,6 +89,7 @@ def claim_events(
             e.attempt,
             e.claims,
             e.lead_id,
+            e.flag_version,
             sa.select(d.source)
             .where(d.tenant_id == e.tenant_id, d.delivery_id == e.delivery_id)
             .scalar_subquery()

@@ -29,9 +29,10 @@ STAGES = {
     Flag.CREDITS: "0009_credits",
     Flag.SETTLE: "0010_settle",
 }
-#: Revisions that bring tables for showing, keeping and connecting, and no capability.
-WHY, OAUTH = "0011_why", "0013_oauth"
-EXTRAS = (WHY, OAUTH)
+#: Revisions that bring no capability of their own: for showing and keeping, for shadows and flags that are on for some
+#: leads, for connecting.
+WHY, SHADOW, OAUTH = "0011_why", "0012_shadow", "0013_oauth"
+EXTRAS = (WHY, SHADOW, OAUTH)
 _LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
 _TRIES = 8
 

@@ -9,7 +9,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -25,6 +25,7 @@ from connector.runtime import Runtime, Tenant
 from routing import tables as t
 from routing.facts import Identities, identities, lead_from_json, lead_to_json, rule_digest
 from routing.model import Flag, Lead, Role
+from routing.stages import Mode
 from routing.store import tenant_row
 
 # How long reading goes on before what is read is decided. A CRM that shows one lead per call and is slow must neither
@@ -37,6 +38,7 @@ class Item:
     """One claimed event with its lead as read. `version` is the lead's before that reading began.
 
     `fresh` is a lead that was never decided or left; `settles_at` is until when one of those waits, once that is known.
+    `kept` are the modes of staged flags that an open decision of the lead has; `noted` says that any are stored.
     """
 
     event: sa.Row[Any]
@@ -48,19 +50,34 @@ class Item:
     identities: Identities
     fresh: bool = False
     settles_at: datetime | None = None
+    kept: Mapping[Flag, Mode] = field(default_factory=dict)
+    noted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """A lead that Turnlock has seen before: its id, its version now, and whether it was ever decided or left.
 
-    `settles_at` is until when it waits, where its source settles.
+    `settles_at` is until when it waits, where its source settles. `state` is the owner's, `modes` those that its last
+    decision kept (with `modes` asked for).
     """
 
     lead_id: UUID
     version: int
     stands: bool
     settles_at: datetime | None = None
+    state: str | None = None
+    modes: Mapping[str, str] | None = None
+
+    def kept(self, kind: str) -> dict[Flag, Mode]:
+        """The modes that count for an event of this kind: those of a decision that is not closed yet."""
+        if not self.modes or (self.state not in _OPEN and kind != "collaborators"):
+            return {}
+        return {flag: Mode(self.modes[flag.value]) for flag in Flag if flag.value in self.modes}
+
+
+# The owner is decided again as part of the same: nobody was free, or the CRM refused the agent.
+_OPEN = ("held", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +94,17 @@ class Read:
 
 
 def known_leads(
-    conn: sa.Connection, tenant_id: UUID, refs: Sequence[str], *, settling: bool = False
+    conn: sa.Connection, tenant_id: UUID, refs: Sequence[str], *, settling: bool = False, modes: bool = False
 ) -> dict[str, Known]:
-    """Which of these CRM ids Turnlock knows. With `settling` also until when they wait: the stage's column is there."""
+    """Which of these CRM ids Turnlock knows. With `settling` also until when they wait: the stage's column is there.
+
+    With `modes` also the staged modes that they keep.
+    """
     if not refs:
         return {}
     r, c, s = t.lead_refs.c, t.leads.c, t.lead_roles.c
+    owner = t.lead_roles.alias("owner")
+    o = owner.c
     stands = sa.exists().where(s.tenant_id == c.tenant_id, s.lead_id == c.lead_id)
     rows = conn.execute(
         sa.select(
@@ -91,11 +113,13 @@ def known_leads(
             c.version,
             stands.label("stands"),
             (c.settles_at if settling else sa.null()).label("until"),
+            *([o.state, o.modes] if modes else []),
         )
         .join(t.leads, (c.tenant_id == r.tenant_id) & (c.lead_id == r.lead_id))
+        .outerjoin(owner, (o.tenant_id == c.tenant_id) & (o.lead_id == c.lead_id) & (o.role == Role.OWNER.value))
         .where(r.tenant_id == tenant_id, r.ref == sa.any_(sa.cast(list(refs), sa.ARRAY(sa.Text))))
     )
-    return {row.ref: Known(row.lead_id, row.version, row.stands, row.until) for row in rows}
+    return {row.ref: Known(row.lead_id, row.version, row.stands, *row[4:]) for row in rows}
 
 
 def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence[sa.Row[Any]]) -> Read:
@@ -124,7 +148,8 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
     with at_rest(runtime.engine) as conn:
         # Before the reading: a lead whose version rises while the CRM answers is read again, never decided on this.
         settling = Flag.SETTLE in runtime.stages(conn)
-        known = known_leads(conn, tenant.tenant_id, sorted(set(refs.values())), settling=settling)
+        wanted = sorted(set(refs.values()))
+        known = known_leads(conn, tenant.tenant_id, wanted, settling=settling, modes=runtime.shadows(conn))
         complete = _payload_is_complete(runtime, conn, tenant)
     leads: dict[str, Lead] = {}
     to_fetch: list[str] = []
@@ -169,6 +194,8 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
                     identities=_identities(tenant, lead),
                     fresh=not (ref in known and known[ref].stands),
                     settles_at=known[ref].settles_at if ref in known else None,
+                    kept=known[ref].kept(row.kind) if ref in known else {},
+                    noted=ref in known and bool(known[ref].modes),
                 )
             )
     kept = {row.event_id for row in rows}
@@ -180,7 +207,8 @@ def _payload_is_complete(runtime: Runtime, conn: sa.Connection, tenant: Tenant) 
     lacking = tenant.adapter.not_in_payload
     if not lacking:
         return True
-    rules = runtime.plan(conn, tenant_row(conn, tenant.tenant_id)).rules
+    row = tenant_row(conn, tenant.tenant_id)
+    rules = runtime.plan(conn, row, row.flags | row.shadowed).rules  # a shadow looks at them, too
     return lacking.isdisjoint(rules.attributes(Role.OWNER))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -22,15 +22,16 @@ from connector.breaker import breaker_left
 from connector.busy import BusyQueues
 from connector.database import DatabaseClock
 from connector.errors import UnknownTenant
-from connector.migrate import WHY, reaches, stages
+from connector.migrate import SHADOW, WHY, reaches, stages
 from connector.settings import Settings
 from connector.storing import Storing
 from connector.tables import oauth_grants, secrets
 from connector.vault import Vault
 from connector.wake import Wake
-from routing import store
+from routing import staging, store
 from routing.decide import Plan
 from routing.model import Flag
+from routing.stages import Stage
 from routing.tables import flags, tenants
 
 
@@ -76,6 +77,8 @@ _SECRETS_FRESH = 2.0
 ACCESS = "oauth_access"
 # A token with less than this left, in seconds, may run out before the last call that it is read for.
 _TOKEN_LEFT = 15.0
+# Settings of flag versions that a process remembers; a few per tenant are in use at a time.
+_SETTINGS_KEPT = 10_000
 
 
 @dataclass(slots=True)
@@ -108,9 +111,11 @@ class Runtime:
         self.secrets_set = 0
         # The instant at which availability is judged, from the database's time; tests move it.
         self.clock: Callable[[datetime], datetime] = lambda now: now
-        self._plans: dict[UUID, tuple[tuple[int, int], Plan]] = {}
+        self._plans: dict[UUID, tuple[tuple[int, int], dict[frozenset[Flag], Plan]]] = {}
+        self._settings: dict[tuple[UUID, int], Mapping[Flag, Stage]] = {}
         self._stages: frozenset[Flag] | None = None
         self._keeps_why = False
+        self._shadows = False
         self._local = threading.local()
         # What to do when the database is lost: the embedded one is looked after by whoever started it.
         self.database_lost: Callable[[], None] = lambda: None
@@ -134,13 +139,33 @@ class Runtime:
         self._keeps_why = self._keeps_why or reaches(conn, WHY)
         return self._keeps_why
 
-    def plan(self, conn: sa.Connection, row: store.TenantRow) -> Plan:
-        """The compiled configuration at ``row.version``: compiled once per version and process."""
+    def shadows(self, conn: sa.Connection) -> bool:
+        """Whether the database has what shadows and limited flags need. Revisions only add, so a yes is remembered."""
+        self._shadows = self._shadows or reaches(conn, SHADOW)
+        return self._shadows
+
+    def settings_at(self, conn: sa.Connection, tenant_id: UUID, version: int) -> Mapping[Flag, Stage]:
+        """The flags' settings at a flag version, read once per process: they never change. Empty when none is kept."""
+        found = self._settings.get((tenant_id, version))
+        if found is None:
+            found = staging.settings_at(conn, tenant_id, version) if self.shadows(conn) else {}
+            if len(self._settings) >= _SETTINGS_KEPT:
+                self._settings.clear()
+            self._settings[tenant_id, version] = found
+        return found
+
+    def plan(self, conn: sa.Connection, row: store.TenantRow, flags: frozenset[Flag] | None = None) -> Plan:
+        """The compiled configuration at ``row.version`` with these flags on (default: the tenant's).
+
+        Compiled once per version, flags and process.
+        """
+        flags = row.flags if flags is None else flags
         cached = self._plans.get(row.tenant_id)
-        if cached is not None and cached[0] == row.version:
-            return cached[1]
-        plan = store.load_plan(conn, row)
-        self._plans[row.tenant_id] = (row.version, plan)
+        if cached is None or cached[0] != row.version:
+            cached = self._plans[row.tenant_id] = (row.version, {})
+        plan = cached[1].get(flags)
+        if plan is None:
+            plan = cached[1][flags] = store.load_plan(conn, replace(row, flags=flags))
         return plan
 
     def tenant(self, conn: sa.Connection, tenant_id: UUID) -> Tenant:

@@ -69,7 +69,7 @@ STORE = sa.text(
            CASE WHEN state = 'waiting' AND CAST(:lease AS uuid) IS NOT NULL THEN 1 ELSE 0 END
     FROM news
     RETURNING delivery_id, state, reason, event_id, ordinal, kind, ref, received_at, occurred_at, attempt,
-              claims, lead_id,
+              claims, lead_id, flag_version,
               CASE WHEN lease IS NOT NULL THEN payload END AS payload,
               (SELECT source FROM sent WHERE sent.delivery_id = events.delivery_id) AS source
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
+from routing import tables_shadow  # noqa: F401 - its tables are part of the one schema
 from routing.tables import _ref, _tenant, _time, metadata
 
 hooks = sa.Table(

@@ -5,8 +5,8 @@ Whatever is read under a lock is dropped when the transaction rolls back; nothin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,16 +17,18 @@ from connector import inbox, testing, work
 from connector.alarms import open_alarm
 from connector.busy import PROBE
 from connector.database import LOCK_TIMEOUT, new_id, pipelined, set_lock_timeout
+from connector.lanes import Planned, came_owned, lanes
 from connector.reading import Item
 from connector.runtime import Runtime, Tenant
+from connector.shadow import Beside
 from connector.waiting import load_rules, load_waiting
-from routing import saving, store
+from routing import saving, staging, store
 from routing import tables as t
 from routing.decide import Bench, Case, Decision, Outcome, Plan, QueueState, Waiting
 from routing.gate import Standing, Step, Verdict, gate
 from routing.model import Agent, Flag, Load, Reason, Role
-from routing.rules import Search
 from routing.skips import next_change, quiet_until
+from routing.stages import Mode
 
 # Behind an own write: woken by its end; this is only for the case that the wake is lost with a crash.
 BEHIND = timedelta(seconds=30)
@@ -41,26 +43,6 @@ class LostLease(Exception):
     """Another worker took the events over meanwhile: this unit keeps nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The configuration by which leads were sorted into units, and what the rules said of each lead."""
-
-    row: store.TenantRow
-    plan: Plan
-    choices: dict[UUID, tuple[UUID | None, Search | None]] = field(default_factory=dict)
-
-    def choice(self, item: Item) -> tuple[UUID | None, Search | None]:
-        """The queue that the item's lead is decided in first, and the rules tried; no queue when nothing is to route.
-
-        Kept per event: what the rules say of a lead cannot change while the configuration is the same.
-        """
-        event_id: UUID = item.event.event_id
-        if event_id not in self.choices:
-            routable = self.row.unassigned.covers(item.lead) and item.event.kind != "lead_deleted"
-            self.choices[event_id] = self.plan.first_choice(item.lead, item.role) if routable else (None, None)
-        return self.choices[event_id]
-
-
 @dataclass(slots=True)
 class _Result:
     """What a unit comes to, gathered while it decides and acted upon in its own transaction."""
@@ -69,6 +51,8 @@ class _Result:
     done: list[tuple[UUID, UUID, str]] = field(default_factory=list)
     behind: list[tuple[UUID, UUID]] = field(default_factory=list)
     again: list[UUID] = field(default_factory=list)
+    modes: dict[UUID, Mapping[Flag, Mode]] = field(default_factory=dict)
+    crm_owners: dict[UUID, UUID] = field(default_factory=dict)
 
 
 class Unit:
@@ -99,12 +83,13 @@ class Unit:
         # The lock order of the project: (configuration, only without a plan) leads, identities, queues.
         if planned is None:
             row = store.tenant_row(conn, tenant_id, share=True)
-            planned = Planned(row, runtime.plan(conn, row))
+            ((planned, _),) = lanes(runtime, conn, row, self._items)  # one lead, so one lane
         self._versions = store.lock_leads(conn, tenant_id, {item.lead_id for item in self._items})
         known_by = [i.identities.all if planned.plan.households else i.identities.personal for i in self._items]
         digests = frozenset[bytes]().union(*known_by)
         store.lock_identities(conn, tenant_id, digests)
         wanted = {q for item in self._items if (q := planned.choice(item)[0]) is not None} | set(more_queues)
+        wanted |= set(planned.watched(self._items))
         with runtime.busy.asking(wanted) as held:
             if held:
                 set_lock_timeout(conn, PROBE)
@@ -120,11 +105,10 @@ class Unit:
         self._chosen = {
             i.lead_id: a for i in self._items if (a := testing.chosen(runtime, tenant_id, i.lead, self._now))
         }
-        chosen = self._chosen.values()
-        known = self._known = _Known.load(conn, tenant_id, self._plan, locked, self._items, digests, chosen, at)
-        self._bench = Bench(
-            self._plan, known.agents, known.queues, at, self._loads(locked), ahead=known.ahead, members=known.members
-        )
+        self._locked, self._digests = locked, digests
+        self._known = self._load(self._plan, at)
+        self._bench = self._bench_of(self._plan, self._known, at)
+        self._beside = self._shadows(at)
         self._open_writes = {row.lead_id for row in self._known.roles.values() if row.open_write}
         for item in sorted(self._items, key=lambda i: self._known.waiting_since(i, self._now)):
             if item.role is Role.COLLABORATOR:
@@ -133,15 +117,35 @@ class Unit:
                 self._owner(item)
         return self._save(send_at_once)
 
-    def _loads(self, locked: Collection[UUID]) -> dict[UUID, Load]:
+    def _load(self, plan: Plan, at: datetime) -> _Known:
+        chosen = self._chosen.values()
+        return _Known.load(self._conn, self._tenant_id, plan, self._locked, self._items, self._digests, chosen, at)
+
+    def _bench_of(self, plan: Plan, known: _Known, at: datetime) -> Bench:
+        loads = self._loads(plan, known, at)
+        return Bench(plan, known.agents, known.queues, at, loads, ahead=known.ahead, members=known.members)
+
+    def _loads(self, plan: Plan, known: _Known, at: datetime) -> dict[UUID, Load]:
         """What the members with caps have, counted once nobody else can give them a turn. No member, no lock."""
-        if Flag.CAPACITY not in self._plan.flags:
+        if Flag.CAPACITY not in plan.flags:
             return {}
-        known = self._known
-        members = {place.agent_id for queue_id in locked for place in known.queues[queue_id].line.places}
+        members = {place.agent_id for queue_id in self._locked for place in known.queues[queue_id].line.places}
         capped = [known.agents[agent_id] for agent_id in members if known.agents[agent_id].caps is not None]
         store.lock_counters(self._conn, self._tenant_id, {agent.agent_id for agent in capped})
-        return store.count_loads(self._conn, self._tenant_id, capped, self._runtime.clock(self._now))
+        return store.count_loads(self._conn, self._tenant_id, capped, at)
+
+    def _shadows(self, at: datetime) -> list[Beside]:
+        """The shadows of this unit, each with what it reads as the live path would with its flag on."""
+
+        def bench_of(plan: Plan) -> Bench:
+            return self._bench_of(plan, self._load(plan, at), at)
+
+        held = [row.lead_id for row in self._known.roles.values() if row.state == "held"]
+        found = [Beside(self._conn, self._tenant_id, watch, self._now) for watch in self._planned.watches]
+        for one in found:
+            if one.flag is not Flag.WRITE_BACK or any(came_owned(item) for item in self._items):
+                one.load(self._plan, bench_of, self._locked, held)
+        return found
 
     def _owner(self, item: Item) -> None:
         standing = self._known.roles.get((item.lead_id, Role.OWNER))
@@ -172,6 +176,8 @@ class Unit:
         if verdict.step is Step.ECHO and (item.lead.stage or "").lower() in self._plan.closed_stages:
             self._room = True
         if verdict.step is not Step.DECIDE:
+            if Flag.WRITE_BACK in self._row.shadowed:
+                self._crm_gave(item, standing)
             self._remember(item, standing, verdict)
             return
         if standing is not None and standing.state == "assigned":
@@ -188,10 +194,28 @@ class Unit:
             chosen=self._chosen.get(item.lead_id),
         )
         decision = self._bench.decide(case)
-        self._keep(item, standing, decision, verdict, expects=owner)
+        self._keep(item, standing, decision, verdict, case, expects=owner)
         self._versions[item.lead_id] += 1  # a second event of this lead in the same unit has read too early
         if decision.outcome is Outcome.ASSIGNED and Flag.WRITE_BACK in self._plan.flags:
             self._open_writes.add(item.lead_id)
+
+    def _crm_gave(self, item: Item, standing: store.RoleRow | None) -> None:
+        """While write-back is in shadow the CRM routes by itself: whom it chose is kept beside whom we would have."""
+        owner = self._known.agent_of(item.lead.owner_ref)
+        if owner is None:
+            return
+        if standing is not None:
+            self._result.crm_owners[item.lead_id] = owner
+        elif came_owned(item):
+            case = Case(
+                item.lead_id,
+                item.lead,
+                existing_owner=self._known.owner_by(item, item.identities.personal),
+                household_owner=self._known.owner_by(item, item.identities.household),
+            )
+            for one in self._beside:
+                if one.flag is Flag.WRITE_BACK:
+                    one.came_owned(case, owner, item.event.received_at)
 
     def _keep(
         self,
@@ -199,10 +223,17 @@ class Unit:
         before: store.RoleRow | None,
         decision: Decision,
         verdict: Verdict,
+        case: Case,
         *,
         expects: UUID | None = None,
     ) -> None:
         event = item.event
+        modes = self._planned.modes.get(event.event_id, {})
+        if modes:
+            said = {flag.value: mode.value for flag, mode in modes.items()}
+            decision = replace(decision, record={**decision.record, "modes": said})
+        if (modes or item.noted) and decision.role is Role.OWNER:
+            self._result.modes[item.lead_id] = modes
         decided = saving.Decided(
             decision, before, verdict.cause, event.event_id, event.received_at, item.digest, verdict.releases, expects
         )
@@ -211,6 +242,8 @@ class Unit:
         same_rule = self._known.rules.get(item.lead_id, decision.rule) == decision.rule
         if not (saving.changes_nothing(decided) and same_rule):
             self._result.decided.append(decided)
+            for one in self._beside:
+                one.decide(case, decided)
         if decision.agent_id is not None and decision.role is Role.OWNER:
             self._known.assigned(item, decision.agent_id)
 
@@ -234,9 +267,10 @@ class Unit:
         if before is not None and before.state == "assigned":
             return
         holders = frozenset({owner.agent_id})
-        decision = self._bench.decide(Case(item.lead_id, item.lead, role=Role.COLLABORATOR, holders=holders))
+        case = Case(item.lead_id, item.lead, role=Role.COLLABORATOR, holders=holders)
+        decision = self._bench.decide(case)
         if decision.reason is not Reason.NO_RULE:
-            self._keep(item, before, decision, Verdict(Step.DECIDE, "owner_confirmed"))
+            self._keep(item, before, decision, Verdict(Step.DECIDE, "owner_confirmed"), case)
 
     def _end_assignment(self, item: Item, state: str) -> None:
         ended = saving.end_assignment(self._conn, self._tenant_id, item.lead_id, Role.OWNER, state=state, now=self._now)
@@ -303,6 +337,10 @@ class Unit:
                 conn, tenant_id, self._bench.queues, self._bench.lines, drafts, self._now, lambda: pipelined(conn)
             )
         self._tell_of_held()
+        staging.keep_modes(conn, tenant_id, result.modes)
+        staging.note_crm_owners(conn, tenant_id, result.crm_owners, self._now)
+        for one in self._beside:
+            one.save()
         for event_id, lead_id in result.behind:
             inbox.return_events(
                 conn, tenant_id, self._lease, [event_id], after=BEHIND, reason="behind_write", lead_id=lead_id

@@ -349,4 +349,6 @@ def _flat(line: Line) -> dict[str, str]:
     for place in data["places"]:
         agent = place["agent"]
         flat |= {f"{name} of agent {agent}": str(value) for name, value in place.items() if name != "agent"}
-    return flat | {"owed turns": ", ".join(f"{row['kind']} {row['owed']} to {row['agent']}" for row in data["owed"])}
+    # In the order in which they are served: whether a give next or an older owed turn came first decides nothing.
+    owed = sorted(data["owed"], key=lambda row: row["kind"] != OwedKind.GIVE_NEXT.value)
+    return flat | {"owed turns": ", ".join(f"{row['kind']} {row['owed']} to {row['agent']}" for row in owed)}

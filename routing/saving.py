@@ -196,9 +196,9 @@ def _move_owed(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line, 
                     "owed_id": x.owed_id,
                     "agent_id": x.agent_id,
                     "kind": x.kind.value,
-                    "seq": seq,
+                    "seq": seq - len(added) + number,  # each was an entry of its own, and they keep their order
                 }
-                for x in added
+                for number, x in enumerate(added, 1)
             ],
         )
 

@@ -52,6 +52,9 @@ class TenantRow:
     default_queue_id: UUID | None
     unassigned: UnassignedDefinition
     released: str
+    # In shadow, and on for some leads only (these are in `flags`, too: their state is kept up for all).
+    shadowed: frozenset[Flag] = frozenset()
+    partly: frozenset[Flag] = frozenset()
 
     @property
     def version(self) -> tuple[int, int]:
@@ -88,24 +91,31 @@ def tenant_row(conn: sa.Connection, tenant_id: UUID, *, share: bool = False) -> 
         # Last resort of a unit that lost to configuration changes three times: hold them off while it decides. In a
         # statement of its own: one that had to wait would give the new version with the flags of before.
         conn.execute(sa.select(c.tenant_id).where(c.tenant_id == tenant_id).with_for_update(read=True)).one()
-    flags_on = (
-        sa.select(sa.func.coalesce(sa.func.array_agg(t.flags.c.flag), sa.cast([], sa.ARRAY(sa.Text))))
-        .where(t.flags.c.tenant_id == tenant_id, t.flags.c.mode == "on")
+    f = t.flags.c
+    modes = (
+        sa.select(sa.func.jsonb_object_agg(f.flag, f.mode))
+        .where(f.tenant_id == tenant_id, f.mode != "off")
         .scalar_subquery()
     )
     query = sa.select(
-        c.config_version, c.flag_version, c.default_queue_id, c.unassigned, c.released, flags_on.label("flags_on")
+        c.config_version, c.flag_version, c.default_queue_id, c.unassigned, c.released, modes.label("modes")
     ).where(c.tenant_id == tenant_id)
     row = conn.execute(query).one()
-    known = {f.value for f in Flag}
+    modes_of = row.modes or {}
+
+    def those(*wanted: str) -> frozenset[Flag]:
+        return frozenset(flag for flag in Flag if modes_of.get(flag.value) in wanted)
+
     return TenantRow(
         tenant_id=tenant_id,
         config_version=row.config_version,
         flag_version=row.flag_version,
-        flags=frozenset(Flag(f) for f in row.flags_on if f in known),
+        flags=those("on", "partly"),
         default_queue_id=row.default_queue_id,
         unassigned=unassigned_definition(row.unassigned),
         released=row.released,
+        shadowed=those("shadow"),
+        partly=those("partly"),
     )
 
 

@@ -89,7 +89,8 @@ flags = sa.Table(
     _time("changed_at", now=True),
     sa.Column("changed_by", sa.Text, nullable=False),
     sa.PrimaryKeyConstraint("tenant_id", "flag"),
-    sa.CheckConstraint("mode IN ('off', 'on')", name="mode"),
+    # `shadow` and `partly` (on, for some leads): which leads is in flag_versions.
+    sa.CheckConstraint("mode IN ('off', 'on', 'shadow', 'partly')", name="mode"),
 )
 
 leads = sa.Table(
@@ -169,6 +170,8 @@ lead_roles = sa.Table(
     sa.Column("facts_digest", sa.LargeBinary),
     sa.Column("releases", JSONB, nullable=False, server_default=sa.text("'[]'")),
     _time("since", now=True),
+    # In which mode each staged flag counts for this lead, until its decision closes. Selected only with 0012_shadow.
+    sa.Column("modes", JSONB(none_as_null=True)),
     sa.PrimaryKeyConstraint("tenant_id", "lead_id", "role"),
     sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="lead_roles_lead_fk"),
     sa.CheckConstraint("role IN ('owner', 'collaborator')", name="role"),

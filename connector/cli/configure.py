@@ -9,6 +9,7 @@ import click
 
 from connector.cli.output import print_json, say, table, when
 from connector.cli.plans import tell_plan
+from connector.cli.shadows import tell as story_of_shadows
 from connector.cli.support import actor, json_option, tenant_argument, tenant_session
 
 if TYPE_CHECKING:
@@ -268,17 +269,48 @@ def rules_suggest(tenant: str, file: IO[bytes] | None, as_json: bool) -> None:
 # -- flags ----------------------------------------------------------------------------------------------------------
 
 
+class Names(click.ParamType[tuple[str, ...]]):
+    """Names with commas between them."""
+
+    name = "a,b"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Each name without the blanks around it."""
+        if isinstance(value, tuple):
+            return value
+        found = tuple(name for part in str(value).split(",") if (name := part.strip()))
+        if not found:
+            self.fail("names no source; write --sources 'Zillow,Open house'", param, ctx)
+        return found
+
+
 @click.command()
 @tenant_argument
 @click.argument("flag", required=False)
-@click.argument("mode", required=False, type=click.Choice(["on", "off"]))
+@click.argument("mode", required=False, type=click.Choice(["off", "shadow", "on"]))
+@click.option("--sources", type=Names(), default=(), help="Only leads of these sources.")
+@click.option("--percent", type=click.IntRange(1, 100), default=100, help="Only so many leads of a hundred.")
+@click.option(
+    "--min-decisions", type=click.IntRange(min=1), default=20, show_default=True, help="What `on` asks of the shadow."
+)
+@click.option("--force", metavar="REASON", help="`on` without a clean shadow; the reason is recorded.")
 @json_option
-def flags(tenant: str, flag: str | None, mode: str | None, as_json: bool) -> None:
+def flags(
+    tenant: str,
+    flag: str | None,
+    mode: str | None,
+    sources: tuple[str, ...],
+    percent: int,
+    min_decisions: int,
+    force: str | None,
+    as_json: bool,
+) -> None:
     """Show the flags of TENANT, or switch one.
 
-    `off` is always possible and loses nothing; `on` keeps the order of the flags.
+    `off` is always possible and loses nothing. In `shadow` a capability decides beside the live path and writes only
+    its own record; see `turnlock shadow`. `on` keeps the order of the flags and wants a shadow that ran clean.
 
-    Example: turnlock flags acme write_back off
+    Example: turnlock flags acme skips shadow --percent 25
     """
     from connector import flags as switches
     from connector.errors import NotFound
@@ -286,21 +318,80 @@ def flags(tenant: str, flag: str | None, mode: str | None, as_json: bool) -> Non
 
     known = {one.value: one for one in Flag}
     if flag is not None and mode is None:
-        raise click.UsageError("say on or off after the flag")
+        raise click.UsageError("say off, shadow or on after the flag")
+    if force is not None and not force.strip():
+        raise click.UsageError("--force needs a reason, which is recorded")
     with tenant_session(tenant) as (runtime, found):
         if flag is not None and mode is not None:
             if flag not in known:
                 raise NotFound(f"no flag {flag!r}; there are: {', '.join(known)}")
-            switches.switch(runtime, found.tenant_id, known[flag], mode, actor())
+            switches.switch(
+                runtime,
+                found.tenant_id,
+                known[flag],
+                mode,
+                actor(),
+                sources=sources,
+                percent=percent,
+                min_decisions=min_decisions,
+                force=force,
+            )
         with runtime.engine.connect() as conn:
-            modes = switches.modes(conn, found.tenant_id)
-            stages = runtime.stages(conn)
-    rows = [{"flag": one.value, "mode": modes[one], "in_schema": one in stages} for one in Flag]
+            rows = switches.shown(runtime, conn, found.tenant_id)
     if as_json:
         print_json({"tenant": found.name, "flags": rows})
-    else:
-        missing = "needs `turnlock migrate`"
-        table(("flag", "mode", ""), [(r["flag"], r["mode"], None if r["in_schema"] else missing) for r in rows])
+        return
+    missing = "needs `turnlock migrate`"
+    table(
+        ("flag", "mode", "for", "since", "by", ""),
+        [
+            (
+                r["flag"],
+                r["mode"],
+                _limits(r),
+                when(r["since"]),
+                r["by"],
+                (f"forced: {r['forced']}" if r["forced"] else None) if r["in_schema"] else missing,
+            )
+            for r in rows
+        ],
+    )
+
+
+def _limits(row: dict[str, Any]) -> str | None:
+    words = [f"sources {', '.join(row['sources'])}"] if row["sources"] else []
+    words += [f"{row['percent']} % of the leads"] if row["percent"] < 100 else []
+    return ", ".join(words) or None
+
+
+@click.command()
+@tenant_argument
+@click.argument("flag", required=False)
+@click.option("--differences", is_flag=True, help="List the decisions that differ or failed, newest first, and why.")
+@click.option("--score", is_flag=True, help="Hold write_back in shadow against whom the CRM itself chose.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many to list.")
+@json_option
+def shadow(tenant: str, flag: str | None, differences: bool, score: bool, limit: int, as_json: bool) -> None:
+    """Show what the shadows of TENANT would have decided.
+
+    Counts of the last run of each flag (or of FLAG): same, different and failed. With write_back in shadow nothing
+    is written, and what would have been is counted.
+
+    Example: turnlock shadow acme --differences
+    """
+    from connector import shadow_report
+    from connector.errors import NotFound
+    from routing.model import Flag
+
+    if flag is not None and flag not in {one.value for one in Flag}:
+        raise NotFound(f"no flag {flag!r}; there are: {', '.join(Flag)}")
+    only = None if flag is None else Flag(flag)
+    with tenant_session(tenant, removed=True) as (runtime, found):
+        told = shadow_report.report(runtime, found, flag=only, differences=limit if differences else 0, score=score)
+    if as_json:
+        print_json(told)
+        return
+    story_of_shadows(told)
 
 
 # -- manifest ---------------------------------------------------------------------------------------------------------
@@ -335,4 +426,4 @@ def manifest_check(as_json: bool) -> None:
         sys.exit(1)
 
 
-COMMANDS = (config, rules, flags, manifest)
+COMMANDS = (config, rules, flags, shadow, manifest)

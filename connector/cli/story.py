@@ -42,6 +42,7 @@ def tell(told: Json) -> None:
         say(f"  return: {_return(row)}")
     for number, decision in enumerate(told["decisions"], 1):
         _decision(number, decision)
+    _shadows(told["shadows"])
 
 
 def _standing(row: Json) -> str:
@@ -74,6 +75,8 @@ def _decision(number: int, d: Json) -> None:
     took = [f"{d[key]:.3f} s to the {what}" for key, what in _TIMES if d[key] is not None]
     if took:
         say(f"  from its receipt: {', '.join(took)}")
+    if d["modes"]:
+        say(f"  staged for this lead: {', '.join(f'{flag} {mode}' for flag, mode in d['modes'].items())}")
     if d["agent"]:
         say(f"  why them: {_HOW.get(d['how'], d['how'])}{_turn(d)}")
     tell_rules(d["rules"])
@@ -81,6 +84,7 @@ def _decision(number: int, d: Json) -> None:
         say(f"  rules tried: {d['rules_not_shown']}")
     tell_paths(d["paths"])
     _writes(d)
+    _shadows(d["shadows"], indent=2)
 
 
 def _by(d: Json) -> str:
@@ -89,6 +93,16 @@ def _by(d: Json) -> str:
     if d["how"] == "existing_owner":
         return "the same person as on another lead, which comes before all rules"
     return f"no rule, the default queue {d['queue']}" if d["queue"] else "no rule and no default queue"
+
+
+def _shadows(shadows: list[Json], indent: int = 0) -> None:
+    for one in shadows:
+        to = f"{one['outcome']} to {agent(one['agent'])}" if one["agent"] else one["outcome"] or "failed"
+        beside = (
+            f"; {one['text']}" if one["text"] else ", the same" if one["seq"] and one["flag"] != "write_back" else ""
+        )
+        crm = f"; the CRM gave it to {agent(one['crm_agent'])}" if one["crm_agent"] else ""
+        say(f"{' ' * indent}shadow of {one['flag']}: {to}{beside}{crm}")
 
 
 def _turn(d: Json) -> str:

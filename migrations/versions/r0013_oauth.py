@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0013_oauth"
-down_revision = "0011_why"
+down_revision = "0012_shadow"
 branch_labels = None
 depends_on = None
 

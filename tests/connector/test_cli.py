@@ -86,7 +86,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
 def test_usage_errors_exit_2(acme: Cli) -> None:
     assert "No such command 'nope'" in acme("nope", code=2).stderr
     assert "Missing argument 'TENANT'" in acme("install", code=2).stderr
-    assert "say on or off" in acme("flags", "acme", "rules", code=2).stderr
+    assert "say off, shadow or on" in acme("flags", "acme", "rules", code=2).stderr
     assert "'soon' is no time; write 24h" in acme("sweep", "acme", "--since", "soon", code=2).stderr
     assert "say --all" in acme("replay", "acme", code=2).stderr
 
@@ -411,7 +411,7 @@ def test_flags_keep_their_order(acme: Cli) -> None:
         acme("flags", "acme", flag, "off")
     done = acme("flags", "acme", "weights", "on", code=1)
     assert "weights cannot be on while rotation is off; `turnlock flags TENANT rotation on`" in done.stderr
-    found = acme.json("flags", "acme", "rotation", "on")
+    found = acme.json("flags", "acme", "rotation", "on", "--force", "back after a look")
     modes = {row["flag"]: row["mode"] for row in found["flags"]}
     off = {"weights": "off", "skips": "off"}
     on = ("write_back", "rules", "rotation", "households", "capacity", "credits", "settle")
@@ -424,7 +424,7 @@ def test_a_ledger_still_follows_after_members_changed_while_the_rotation_was_off
         acme("flags", "acme", flag, "off")
     acme("config", "apply", "acme", "-", text=GOOD + "  Late:\n    members: []\n")
     assert acme.json("audit")["ok"] is True
-    acme("flags", "acme", "rotation", "on")
+    acme("flags", "acme", "rotation", "on", "--force", "back after a look")
     assert acme.json("audit", "acme")["ok"] is True
 
 

@@ -23,8 +23,9 @@ WEIGHTED = "default_queue: All\nqueues: {All: {members: [{agent: '12', weight: 3
 
 
 def switch(rig: Rig, flag: Flag, mode: str) -> None:
-    """One command."""
-    assert flags.switch(rig.runtime, rig.tenant.tenant_id, flag, mode, "test")
+    """One command; `on` without waiting for a shadow."""
+    force = "nothing to find out" if mode == "on" else None
+    assert flags.switch(rig.runtime, rig.tenant.tenant_id, flag, mode, "test", force=force)
 
 
 def sweep_twice(rig: Rig) -> None:
@@ -193,7 +194,7 @@ def test_a_flag_that_flips_all_the_time_loses_no_lead_and_decides_none_twice(mak
             flag = (Flag.ROTATION, Flag.WEIGHTS, Flag.RULES)[sum(flips.values()) // 2 % 3]
             for mode in ("off", "on"):
                 with suppress(sa.exc.OperationalError):  # the queue was busy: an admin is told so, and repeats it
-                    flips[flag] += flags.switch(rig.runtime, rig.tenant.tenant_id, flag, mode, "test")
+                    flips[flag] += flags.switch(rig.runtime, rig.tenant.tenant_id, flag, mode, "test", force="x")
                 stop.wait(0.05)
 
     flipping = threading.Thread(target=flip)
@@ -211,7 +212,7 @@ def test_a_flag_that_flips_all_the_time_loses_no_lead_and_decides_none_twice(mak
     for ref in refs:
         assert rig.standing(ref)["confirmed_version"] is not None
     for flag in flags.NEEDS:  # a flip that was refused may have left one off
-        flags.switch(rig.runtime, rig.tenant.tenant_id, flag, "on", "test")
+        flags.switch(rig.runtime, rig.tenant.tenant_id, flag, "on", "test", force="a flip was refused")
     rig.turns()
     rig.audit()
 

@@ -60,16 +60,11 @@ MUTANTS = (
             ),
             Patch(
                 "connector/units.py",
-                "        self._bench = Bench(",
+                "        self._bench = self._bench_of(",
                 "        for queue_id, queue in self._known.queues.items():\n"
                 "            line = replace(queue.line, places=early[queue_id].line.places)\n"
                 "            self._known.queues[queue_id] = replace(queue, line=line)\n"
-                "        self._bench = Bench(",
-            ),
-            Patch(
-                "connector/units.py",
-                "from dataclasses import dataclass, field\n",
-                "from dataclasses import dataclass, field, replace\n",
+                "        self._bench = self._bench_of(",
             ),
         ),
         size=_BUSY,

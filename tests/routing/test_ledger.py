@@ -98,6 +98,17 @@ def test_every_kind_replays() -> None:
     assert replay(book.entries, None).ok
 
 
+def test_owed_turns_are_compared_in_the_order_in_which_they_are_served() -> None:
+    book = Recorder(new_line([(A, 1), (B, 1)]))
+    book.do(Kind.OWE, agent=str(A), owed=str(ONE))
+    book.do(Kind.GIVE_NEXT, agent=str(B), owed=str(TWO))
+    older, given = book.line.owed
+    assert replay(book.entries, replace(book.line, owed=(given, older))).ok  # as the database gives them
+    book.do(Kind.OWE, agent=str(B), owed=str(UUID(int=1003)))
+    older, given, newer = book.line.owed
+    assert not replay(book.entries, replace(book.line, owed=(given, newer, older))).ok
+
+
 def test_replay_starts_at_the_first_checkpoint_given() -> None:
     book = a_ledger()
     second = [entry.kind for entry in book.entries].index(Kind.CHECKPOINT, 1)
