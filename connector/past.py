@@ -28,7 +28,7 @@ from connector.past_loads import PastLoads
 from connector.paths import line_around
 from connector.runtime import Runtime, Tenant
 from connector.trial import snapshot
-from routing import saving, store
+from routing import kin, saving
 from routing import tables as t
 from routing.decide import Bench, Case, Decision, Outcome, Waiting
 from routing.facts import Identities, identities, lead_from_json
@@ -247,10 +247,10 @@ class _Past:
             self._owners |= dict.fromkeys(one.known_by.all, (now, one.draft.agent_id))
 
     def _owner(self, one: _Lead, digests: frozenset[bytes], how: str) -> UUID | None:
-        mute = one.known_by.mute({d for d in one.known_by.all if self._shared[d] > store.SHARED_BY_MANY})
+        mute = one.known_by.mute({d for d in one.known_by.all if self._shared[d] > kin.SHARED_BY_MANY})
         known = [self._owners[digest] for digest in digests - mute if digest in self._owners]
         # Of leads from before this time only what was recorded is known.
-        return store.latest_owner(known, self._agents) or one.recorded.get(how)
+        return kin.latest_owner(known, self._agents) or one.recorded.get(how)
 
 
 # -- side by side -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from connector.reasons import remedy_of
 from connector.runtime import Runtime, Tenant
 from connector.tables import deliveries, delivery_bodies
 from connector.trial import Trial, snapshot
-from routing import store
+from routing import kin
 from routing import tables as t
 from routing.decide import Case
 from routing.facts import lead_from_json
@@ -140,7 +140,7 @@ def simulate(runtime: Runtime, tenant: Tenant, leads: Sequence[Lead], draft: Dra
 
 def _decide(conn: sa.Connection, trial: Trial, names: Names, tenant_id: UUID, lead: Lead) -> Json:
     known_by = trial.identities(lead)
-    owners, shared = store.existing_owners(conn, tenant_id, known_by.all)
+    owners, shared = kin.existing_owners(conn, tenant_id, known_by.all)
     mute = known_by.mute(shared)
     r = t.lead_refs.c
     own = conn.execute(sa.select(r.lead_id).where(r.tenant_id == tenant_id, r.ref == lead.ref)).scalar_one_or_none()
@@ -149,7 +149,7 @@ def _decide(conn: sa.Connection, trial: Trial, names: Names, tenant_id: UUID, le
     def owner_by(digests: frozenset[bytes]) -> UUID | None:
         leads = [owners[digest] for digest in digests - mute if digest in owners]
         known = [found for by_lead in leads for lead_id, found in by_lead.items() if lead_id != own]
-        return store.latest_owner(known, trial.bench.agents)
+        return kin.latest_owner(known, trial.bench.agents)
 
     lines = dict(trial.bench.lines)
     existing, household = owner_by(known_by.personal), owner_by(known_by.household)

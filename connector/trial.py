@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from connector.draft import Draft
 from connector.runtime import Runtime, Tenant
 from connector.waiting import load_waiting
-from routing import store
+from routing import kin, store
 from routing.decide import Bench, Case, Decision, NeedQueues, QueueState
 from routing.facts import Identities, identities
 from routing.model import Flag, Lead, Role
@@ -110,7 +110,7 @@ class Trial:
         """Whoever waits comes before a new lead, as in a unit."""
         conn, tenant_id, plan = self._conn, self._tenant_id, self.plan
         served = {place.agent_id for queue in self._queues.values() for place in queue.line.places}
-        members = store.load_members(conn, tenant_id, plan.flags, served)
+        members = kin.load_members(conn, tenant_id, plan.flags, served)
         waiting = load_waiting(conn, tenant_id, plan.flags, Role.OWNER)
         self.bench.members = {q: them for q, them in members.items() if not plan.is_quiet(q, self.now)}
         self.bench.ahead = [one for one in waiting if not plan.is_quiet(one.home, self.now)]

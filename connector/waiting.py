@@ -21,7 +21,7 @@ from connector.database import at_rest, unit
 from connector.returning import next_return
 from connector.runtime import Runtime, Tenant
 from connector.tables import alarms, deliveries, events
-from routing import store
+from routing import kin, store
 from routing import tables as t
 from routing.decide import Plan, QueueState, Waiting
 from routing.model import Agent, Flag, Load, Role
@@ -99,7 +99,7 @@ def load_waiting(
         )
         if alone := list(given_back.scalars()):
             ids = sa.cast(alone, sa.ARRAY(sa.Uuid))
-            returned = store.load_returned(conn, tenant_id, alone)
+            returned = kin.load_returned(conn, tenant_id, alone)
             found = [
                 Waiting(row.queue_id, row.rule, returned[row.lead_id].had, row.since, row.lead_id)
                 for row in conn.execute(query.where(s.lead_id == sa.any_(ids)))

@@ -1,8 +1,8 @@
 """The tables that routing reads and writes, as SQLAlchemy Core.
 
 Every primary, unique and foreign key leads with ``tenant_id``, so that the schema can be distributed by tenant.
-Columns are grouped by the stage whose migration adds them (``STAGE_COLUMNS``): code selects a stage's columns only
-while that stage's flag is on, which is what lets it run on a database that stopped at an earlier revision.
+Code selects the columns that a stage's migration adds only while that stage's flag is on, which is what lets it run on
+a database that stopped at an earlier revision.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
-
-from routing.model import Flag
 
 metadata = sa.MetaData(
     naming_convention={
@@ -464,32 +462,3 @@ returns = sa.Table(
     sa.Index("returns_lead_ix", "tenant_id", "lead_id"),
     sa.Index("returns_asked_ix", "tenant_id", "asked_at", postgresql_where=sa.text("state = 'asked'")),
 )
-
-#: Tables and columns that come with each stage after the base; the base is everything else.
-STAGE_TABLES = {
-    Flag.RULES: (rules,),
-    Flag.ROTATION: (turns, ledger, owed_turns),
-    Flag.CAPACITY: (agent_counters,),
-    Flag.CREDITS: (returns,),
-}
-STAGE_COLUMNS = {
-    Flag.ROTATION: (queues.c.position, queues.c.floor, queues.c.seq, members.c.tag, members.c.last_turn),
-    Flag.WEIGHTS: (members.c.weight,),
-    Flag.SKIPS: (
-        agents.c.paused_by_crm,
-        agents.c.paused_by_admin,
-        agents.c.zone,
-        agents.c.zone_by_admin,
-        agents.c.hours,
-        agents.c.paused_until,
-        agents.c.leave,
-        agents.c.holidays,
-        queues.c.quiet_hours,
-        queues.c.skip_policy,
-        members.c.averaging,
-    ),
-    Flag.HOUSEHOLDS: (tenants.c.country,),
-    Flag.CAPACITY: (agents.c.caps, tenants.c.caps_zone, tenants.c.closed_stages),
-    Flag.CREDITS: (tenants.c.returns_per_day,),
-    Flag.SETTLE: (tenants.c.settle, leads.c.settles_at),
-}

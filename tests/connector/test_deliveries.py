@@ -22,7 +22,7 @@ from connector.decide import Decider
 from connector.flags import switch
 from connector.sandbox.exchange import View
 from connector.sandbox.generic import lead_json
-from routing import store
+from routing import kin, store
 from routing import tables as t
 from routing.model import Flag
 from tests.rig import ANA, BEN, CY, DEE, Rig, until
@@ -335,7 +335,7 @@ def test_without_the_lock_on_identities_they_part(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig(worker=False, config=TWO_QUEUES)
-    both_have_read, look_up = Barrier(2), store.existing_owners
+    both_have_read, look_up = Barrier(2), kin.existing_owners
 
     def look_up_together(*given: Any) -> Any:
         found = look_up(*given)
@@ -343,7 +343,7 @@ def test_without_the_lock_on_identities_they_part(
         return found
 
     monkeypatch.setattr(store, "lock_identities", lambda *_: None)
-    monkeypatch.setattr(store, "existing_owners", look_up_together)
+    monkeypatch.setattr(kin, "existing_owners", look_up_together)
     with ThreadPoolExecutor(2) as pool:
         units = [a_unit(rig, pool, emails=["twin@example.com"], source=source) for source in ("Website", "Zillow")]
         assert [unit.result(20) for unit in units] == [1, 1]
