@@ -158,7 +158,7 @@ class _Past:
         self._bench.absent.clear()  # found out for the instant and the agents of before
         self._loads.at(row.decided_at)
         stuck: set[UUID | None] = set()
-        for waiting in list(self._held.values()):
+        for waiting in sorted(self._held.values(), key=lambda one: (one.came, one.lead_id)):
             home = waiting.draft.queue_id if waiting.draft else None
             if home not in stuck:  # behind one who still waits, nobody of the same queue is served
                 self._decide(waiting, row.decided_at)

@@ -52,12 +52,13 @@ def fairness(
     from connector import fairness as sums
     from connector.fairness_chart import chart
 
-    now = datetime.now(UTC)
-    first = (now - since if isinstance(since, timedelta) else since).astimezone(UTC).date()
-    last = now if until is None else now - until if isinstance(until, timedelta) else until
-    if last.astimezone(UTC).date() < first:
-        raise click.UsageError("--until lies before --since")
     with tenant_session(tenant, removed=True) as (runtime, found):
+        with runtime.engine.connect() as conn:
+            now = runtime.database_clock.read(conn)
+        first = (now - since if isinstance(since, timedelta) else since).astimezone(UTC).date()
+        last = now if until is None else now - until if isinstance(until, timedelta) else until
+        if last.astimezone(UTC).date() < first:
+            raise click.UsageError("--until lies before --since")
         queue_id = None
         if name is not None:
             with runtime.engine.connect() as conn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -66,9 +66,9 @@ def _leads(
 
     if delivery is not None:
         return trying.leads_of_delivery(runtime, tenant, delivery)
-    if lead is None:
-        return [trying.lead_of(fields, datetime.now(UTC))]
     with runtime.engine.connect() as conn:
+        if lead is None:
+            return [trying.lead_of(fields, runtime.database_clock.read(conn))]
         known = find_lead(conn, tenant, lead)
         stored = None if known is None else trying.stored_lead(conn, tenant.tenant_id, known[1])
     if stored is None:
