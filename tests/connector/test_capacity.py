@@ -213,7 +213,7 @@ def test_off_nobody_is_stopped_and_on_again_what_came_meanwhile_counts(make_rig:
     rig = make_rig(config=capped("{day: 1}", [ANA]))
     switch(rig.runtime, rig.tenant.tenant_id, Flag.CAPACITY, "off", "test")
     assert [rig.assign() for _ in range(2)] == [ANA, ANA]
-    switch(rig.runtime, rig.tenant.tenant_id, Flag.CAPACITY, "on", "test")
+    switch(rig.runtime, rig.tenant.tenant_id, Flag.CAPACITY, "on", "test", force="as before")
     ref = rig.create()
     until(lambda: rig.standing(ref)["state"] == "held")
     assert rig.skips(ref) == {ANA: "at_cap"}

@@ -32,7 +32,7 @@ def lead(rig: Rig, **fields: Any) -> str:
 
 
 def switched(rig: Rig, mode: str) -> None:
-    assert flags.switch(rig.runtime, rig.tenant.tenant_id, Flag.HOUSEHOLDS, mode, "test")
+    assert flags.switch(rig.runtime, rig.tenant.tenant_id, Flag.HOUSEHOLDS, mode, "test", force="as before")
 
 
 def test_a_household_goes_to_who_has_it_without_a_turn(rig: Rig) -> None:

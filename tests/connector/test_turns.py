@@ -169,7 +169,7 @@ def test_what_cannot_be_done_says_why_and_moves_nothing(make_rig: Callable[..., 
     assert [entry["kind"] for entry in entries(rig)] == ["checkpoint"]
     flags.switch(rig.runtime, rig.tenant.tenant_id, Flag.CREDITS, "off", "test")
     refused("credits are off; `turnlock flags acme credits on`", turns.give_next, all_of_them, ids[BEN])
-    flags.switch(rig.runtime, rig.tenant.tenant_id, Flag.CREDITS, "on", "test")
+    flags.switch(rig.runtime, rig.tenant.tenant_id, Flag.CREDITS, "on", "test", force="as before")
     for flag in (Flag.SKIPS, Flag.WEIGHTS, Flag.ROTATION):
         flags.switch(rig.runtime, rig.tenant.tenant_id, flag, "off", "test")
     refused("while the rotation is off; `turnlock flags acme rotation on`", turns.give_next, all_of_them, ids[BEN])
