@@ -1,6 +1,6 @@
 """Days and spans on which an agent does not work: leave, public holidays, extra days. All on the agent's own clock.
 
-Public holidays are those of the `holidays` library (https://pypi.org/project/holidays/), computed per country, region
+Public holidays are those of the `holidays` library, computed per country, region
 and year; a day that moves to a working day ("observed") counts on both.
 """
 
