@@ -143,8 +143,8 @@ class _Cursor:
 
     @classmethod
     def of(cls, stored: Any, version: tuple[int, int], now: datetime) -> _Cursor:
-        # Before the first look nothing was decided by another configuration than the present one.
-        stored = stored or {"version": list(version)}
+        # Before the first look nobody knows by which configuration they came to wait: everybody is asked once.
+        stored = stored or {}
         last = stored.get("refreshed_at")
         same = stored.get("version") == list(version)
         return cls(
