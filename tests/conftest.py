@@ -30,12 +30,6 @@ from tests.serving import Serving
 settings.register_profile("turnlock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("turnlock")
 
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: tests of a service wait for it as much as they compute."""
-    return (os.cpu_count() or 1) + 1
-
-
 TEMPLATE = "turnlock_template"
 _numbers = itertools.count(1)
 
