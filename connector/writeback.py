@@ -32,7 +32,7 @@ from connector.notes import note_text
 from connector.runtime import Runtime, Tenant
 from connector.tables import breakers
 from routing import tables as t
-from routing.model import AgentSeen, Lead, Role, UnassignedDefinition
+from routing.model import AgentSeen, Lead, UnassignedDefinition
 from routing.store import unassigned_definition
 
 # Several CRMs accept an inactive owner with 200: an agent not read for this long is read again before the write.
@@ -447,8 +447,3 @@ class Sender:
                     reason[:60],
                     f"{text} See `turnlock parked`; `turnlock replay` tries again.",
                 )
-
-
-def role_of(row: sa.Row[Any]) -> Role:
-    """The role an outbox row is about."""
-    return Role(row.role)

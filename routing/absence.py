@@ -1,7 +1,7 @@
 """Days and spans on which an agent does not work: leave, public holidays, extra days. All on the agent's own clock.
 
-Public holidays are those of the `holidays` library, computed per country, region
-and year; a day that moves to a working day ("observed") counts on both.
+Public holidays are those of the `holidays` library, computed per country, region and year; a day that
+moves to a working day ("observed") counts on both.
 """
 
 from __future__ import annotations
