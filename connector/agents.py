@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 
 from connector import work
 from connector.database import new_id
@@ -53,14 +54,7 @@ def keep_agents(
             if agent.zone and known_zone(agent.zone):
                 values["zone"] = agent.zone
         if row is None:
-            counts["new"] += 1
-            agent_id = new_id()
-            conn.execute(
-                sa.insert(t.agents).values(
-                    tenant_id=tenant_id, agent_id=agent_id, seen_at=began, **({"name": agent.ref} | values)
-                )
-            )
-            conn.execute(sa.insert(t.agent_refs).values(tenant_id=tenant_id, ref=agent.ref, agent_id=agent_id))
+            counts["new" if _keep_new(conn, tenant_id, agent.ref, began, values) else "same"] += 1
             continue
         refused_before = row.refused_at is not None and row.refused_at < began
         back = agent.active and refused_before and row.refusals < MAX_REFUSALS
@@ -77,3 +71,20 @@ def keep_agents(
     if better:
         work.want(conn, tenant_id, "held")
     return counts
+
+
+def _keep_new(conn: sa.Connection, tenant_id: UUID, ref: str, began: datetime, values: dict[str, Any]) -> bool:
+    """Store an agent not known when this reading began; whether it still was not.
+
+    An installation, a chore and a write-back may read the same users at the same moment: the ref decides who stores
+    them. Waits for another's transaction that has the ref; as everybody stores in the order of refs, in no circle.
+    """
+    a, agent_id = t.agents.c, new_id()
+    conn.execute(
+        sa.insert(t.agents).values(tenant_id=tenant_id, agent_id=agent_id, seen_at=began, **({"name": ref} | values))
+    )
+    mine = insert(t.agent_refs).values(tenant_id=tenant_id, ref=ref, agent_id=agent_id).on_conflict_do_nothing()
+    if conn.execute(mine).rowcount:
+        return True
+    conn.execute(sa.delete(t.agents).where(a.tenant_id == tenant_id, a.agent_id == agent_id))
+    return False
