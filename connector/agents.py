@@ -84,7 +84,7 @@ def _keep_new(conn: sa.Connection, tenant_id: UUID, ref: str, began: datetime, v
         sa.insert(t.agents).values(tenant_id=tenant_id, agent_id=agent_id, seen_at=began, **({"name": ref} | values))
     )
     mine = insert(t.agent_refs).values(tenant_id=tenant_id, ref=ref, agent_id=agent_id).on_conflict_do_nothing()
-    if conn.execute(mine).rowcount:
+    if conn.execute(mine.returning(t.agent_refs.c.ref)).first():
         return True
     conn.execute(sa.delete(t.agents).where(a.tenant_id == tenant_id, a.agent_id == agent_id))
     return False

@@ -16,12 +16,13 @@ import sqlalchemy as sa
 from adapters.base import Capability
 from adapters.followupboss import FollowUpBoss
 from connector import configuration
+from connector.agents import keep_agents
 from connector.database import new_id, sqlstate, unit
 from connector.decide import Decider
 from connector.flags import switch
 from routing import saving, store
 from routing import tables as t
-from routing.model import Flag
+from routing.model import AgentSeen, Flag
 from tests.locks import queue_held, waiting_for_locks
 from tests.rig import ANA, BEN, CY, DEE, Rig, until
 
@@ -220,3 +221,25 @@ def test_rows_that_refer_to_a_queue_are_inserted_while_it_is_locked(make_rig: Ca
     with queue_held(rig), pytest.raises(sa.exc.OperationalError) as blocked:  # what FOR UPDATE would have done
         insert(2)
     assert sqlstate(blocked.value) == "55P03"
+
+
+# -- the same users, read twice at once ---------------------------------------------------------------------------
+
+
+def test_two_readings_of_new_users_at_once_store_each_user_once(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(worker=False)
+    engine, tenant_id, began = rig.runtime.engine, rig.tenant.tenant_id, rig.one("SELECT clock_timestamp()")
+    seen = [AgentSeen(ref, f"Agent {ref}", f"a{ref}@example.com", True) for ref in ("901", "902")]
+
+    def reading() -> dict[str, int]:
+        with unit(engine) as (conn, _):
+            return keep_agents(rig.runtime, conn, tenant_id, seen, began)
+
+    with ThreadPoolExecutor(1) as pool:
+        with unit(engine) as (conn, _):
+            assert keep_agents(rig.runtime, conn, tenant_id, seen, began)["new"] == 2
+            second = pool.submit(reading)
+            until(lambda: waiting_for_locks(rig) == 1, what="the second reading waiting for the first")
+        assert second.result(20) == {"new": 0, "changed": 0, "same": 2}
+    named = "SELECT count(*) FROM agents WHERE tenant_id = :t AND name IN ('Agent 901', 'Agent 902')"
+    assert rig.one(named) == 2
