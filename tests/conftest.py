@@ -26,8 +26,10 @@ from connector.settings import Settings
 from tests.rig import Rig
 from tests.serving import Serving
 
-# Machines are shared: an example's time says nothing about the code.
-settings.register_profile("turnlock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Machines are shared: an example's time says nothing about the code. What must pass before a change lands judges that
+# change: the same examples each time. Who looks for new ones adds --hypothesis-profile=seek.
+settings.register_profile("turnlock", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("seek", settings.get_profile("turnlock"), derandomize=False, print_blob=True)
 settings.load_profile("turnlock")
 
 TEMPLATE = "turnlock_template"
