@@ -89,12 +89,28 @@ def database(server: EmbeddedPostgres) -> Iterator[Settings]:
     server.drop_database(name)
 
 
+class _Compiled(dict[Any, Any]):
+    """Statements compiled in one test serve the next, whose engine is another on the same server by the same driver.
+
+    SQLAlchemy looks by dialect object, which is one per engine, and by what the statement is.
+    """
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return super().get(key[1:], default)
+
+    def __setitem__(self, key: Any, compiled: Any) -> None:
+        super().__setitem__(key[1:], compiled)
+
+
+_compiled = _Compiled()
+
+
 @pytest.fixture
 def runtime(database: Settings) -> Iterator[Runtime]:
     """A runtime on a fresh database."""
     assert database.database_url is not None
     engine = make_engine(database.database_url, pool_size=30, pool_timeout=5)
-    yield Runtime(database, engine)
+    yield Runtime(database, engine.execution_options(compiled_cache=_compiled))
     engine.dispose()
 
 
