@@ -65,6 +65,7 @@ class Capability(StrEnum):
     COLLABORATORS = "collaborators"
     AGENT_PAUSE = "agent_pause"
     SWEEP = "sweep"
+    SWEEP_CHANGES = "sweep_changes"  # leads can be listed by the time of their last change
     TEST_LEAD = "test_lead"  # a lead can be made and removed by the API, to try the whole way
     TEAMS = "teams"  # agents stand in named teams or groups, which make good first queues
     APP_HOOKS = "app_hooks"  # an app has one hook for the accounts of all who installed it
@@ -283,6 +284,16 @@ class Adapter(ABC):
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
         """Pages of refs of leads created since `since` that look unassigned. Ids only: callers read each again."""
+
+    def changed_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """Pages of refs of leads changed since `since` that look unassigned, however old they are. Ids only.
+
+        By that an owner who was cleared while nobody listened is found. Callers drop what they have never known: in
+        some CRMs a nightly job changes every lead.
+        """
+        raise NotImplementedError(f"{self.name} lacks {Capability.SWEEP_CHANGES}")
 
     @abstractmethod
     def subscribe(self, client: Client, url: str) -> Subscribed:

@@ -35,7 +35,7 @@ from adapters.base import (
 )
 from adapters.outcome import Outcome
 from adapters.payload import Fields
-from adapters.upkeep import agents, clock, each_once, fresh_refs, http_date, leads_one_by_one, pages, probe
+from adapters.upkeep import agents, clock, each_once, http_date, leads_one_by_one, pages, probe, unassigned
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
@@ -153,10 +153,8 @@ class BottleCrm(Adapter):
     ) -> Iterator[Sequence[str]]:
         """All open leads since the day before, filtered here: the server has no filter for "nobody"."""
         query = {"open": "true", "created_at__gte": (since.astimezone(UTC) - _DAY).strftime("%Y-%m-%d")}
-        return fresh_refs(
-            [x.ref for x in leads if (x.created_at or since) >= since and definition.covers(x)]
-            for leads in _listing(client, "/api/leads/", query, ("open_leads",), _lead)
-        )
+        leads = _listing(client, "/api/leads/", query, ("open_leads",), _lead)
+        return unassigned(leads, definition, since=since)
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """By hand: tokens are refused at ``/api/webhooks/`` whatever their scopes."""

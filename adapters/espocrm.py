@@ -35,13 +35,13 @@ from adapters.base import (
     Unreadable,
     WebhookRequest,
 )
+from adapters.espocrm_reading import agent_of, lead_of, rows_of
 from adapters.outcome import Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
     from adapters.client import Client
-    from adapters.upkeep import Next
 
 # https://docs.espocrm.com/development/webhooks/#events
 _KINDS: Mapping[str, EventKind] = MappingProxyType(
@@ -64,11 +64,10 @@ _RIGHTS = (  # what App/user must show of the connected user's roles, and the wo
     (("userPermission",), "all", "User Permission: all"),
     (("table", "Webhook"), True, "Webhooks: enabled"),
 )
-_ROW = "id,status,assignedUserId,createdAt"
+_ROW = "id,status,assignedUserId,createdAt,modifiedAt"
 _USER = "id,userName,name,isActive,emailAddress,type"
-_ABOUT = ("industry", "accountName", "title", "website")  # besides custom fields, whose names begin with c
 _PAGE = 100  # more than 200 are refused
-_OVERLAP = 10  # a lead that is deleted while a list is read moves the later ones up by a place
+_LAG = timedelta(seconds=150)  # cron sends webhooks every two minutes
 
 T = TypeVar("T")
 
@@ -85,6 +84,7 @@ class EspoCrm(Adapter):
             Capability.WEBHOOK_API,
             Capability.NULL_OWNER,
             Capability.SWEEP,
+            Capability.SWEEP_CHANGES,
         }
     )
     default_base_url = None
@@ -151,7 +151,7 @@ class EspoCrm(Adapter):
 
     def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:
         """``GET Lead/{id}``, one by one; 404 for one that is deleted."""
-        return upkeep.leads_one_by_one(refs, lambda ref: client.get(f"/api/v1/Lead/{ref}"), _lead)
+        return upkeep.leads_one_by_one(refs, lambda ref: client.get(f"/api/v1/Lead/{ref}"), lead_of)
 
     def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
         """``PUT Lead/{id}`` with ``assignedUserId`` alone."""
@@ -166,7 +166,7 @@ class EspoCrm(Adapter):
             "where[0][value][]": ["regular", "admin"],
             "select": _USER,
         }
-        return upkeep.each_once(_listing(client, "User", query, _agent))
+        return upkeep.each_once(_listing(client, "User", query, agent_of))
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """Out of the list, which is known to leave out the deactivated."""
@@ -175,28 +175,16 @@ class EspoCrm(Adapter):
     def unassigned_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
-        """All leads created since, oldest first, filtered here.
-
-        A list of the unassigned alone would lose a page of them for each page that is assigned while it is read.
+        """Leads created since. Those younger than the parameter ``sweep_min_age`` (seconds, default 150) are left to
+        the next sweep, because cron may not have sent their webhooks yet.
         """
-        after = since.astimezone(UTC) - timedelta(seconds=1)  # times are whole seconds, and "after" is later than
-        query = {
-            "where[0][type]": "after",
-            "where[0][attribute]": "createdAt",
-            "where[0][value]": after.strftime("%Y-%m-%d %H:%M:%S"),
-            "where[0][dateTime]": "true",
-            "orderBy": "createdAt",
-            "order": "asc",
-            "select": _ROW,
-        }
+        return _sweep(client, "createdAt", since, definition)
 
-        def free(lead: Lead) -> bool:
-            young = (lead.created_at or since) >= since.replace(microsecond=0)
-            return young and lead.stage not in _DONE and definition.covers(lead)
-
-        return upkeep.fresh_refs(
-            [lead.ref for lead in page if free(lead)] for page in _listing(client, "Lead", query, _lead)
-        )
+    def changed_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """Leads modified since, in the order of their creation: nothing leaves its place in that."""
+        return _sweep(client, "modifiedAt", since, definition)
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """One webhook per topic, each at an address of its own; their secrets are EspoCRM's."""
@@ -233,7 +221,7 @@ class EspoCrm(Adapter):
         def leads() -> Iterator[Finding]:
             answer = client.get("/api/v1/Lead", params={"maxSize": "1", "select": _ROW})
             with answer.reading():
-                _rows(Fields(answer.data, strict=False), _lead)
+                rows_of(Fields(answer.data, strict=False), lead_of)
             yield Finding("leads", True, "readable")
 
         return [
@@ -250,37 +238,30 @@ def _at(data: Any, path: Sequence[str]) -> Any:
     return data
 
 
-def _lead(lead: Fields) -> Lead:
-    if not lead.has("assignedUserId"):
-        raise payload.missing("assignedUserId")  # a right to the field may lack: nobody is guessed
-    emails = [e.text("emailAddress") for e in lead.objects("emailAddressData")]
-    phones = [p.text("phoneNumber") for p in lead.objects("phoneNumberData")]
-    custom = [k for k in lead.data if k in _ABOUT or (k[:1] == "c" and k[1:2].isupper())]
-    return Lead(
-        ref=lead.ref("id"),
-        owner_ref=lead.optional_ref("assignedUserId"),
-        source=lead.text("source"),
-        stage=lead.text("status"),
-        price=lead.number("opportunityAmount"),
-        street=lead.text("addressStreet"),
-        city=lead.text("addressCity"),
-        state=lead.text("addressState"),
-        zip=lead.text("addressPostalCode"),
-        country=lead.text("addressCountry"),
-        campaign=lead.text("campaignName"),
-        emails=payload.unique(payload.email(e or "") for e in (lead.text("emailAddress"), *emails)),
-        phones=payload.unique(payload.phone(p or "") for p in (lead.text("phoneNumber"), *phones)),
-        custom=MappingProxyType(lead.scalars(custom)),
-        created_at=lead.time("createdAt"),
-        updated_at=lead.time("modifiedAt"),
-        name=lead.text("name"),
+def _sweep(client: Client, field: str, since: datetime, definition: UnassignedDefinition) -> Iterator[list[str]]:
+    """All leads by a time, oldest first, filtered here.
+
+    A list of the unassigned alone would lose a page of them for each page that is assigned while it is read.
+    """
+    after = since.astimezone(UTC) - timedelta(seconds=1)  # times are whole seconds, and "after" is later than
+    query = {
+        "where[0][type]": "after",
+        "where[0][attribute]": field,
+        "where[0][value]": after.strftime("%Y-%m-%d %H:%M:%S"),
+        "where[0][dateTime]": "true",
+        "where[0][timeZone]": "UTC",  # else the value is taken for one of the site's zone, though answers are in UTC
+        "orderBy": "createdAt",
+        "order": "asc",
+        "select": _ROW,
+    }
+    pages = ([lead for lead in page if lead.stage not in _DONE] for page in _listing(client, "Lead", query, lead_of))
+    return upkeep.unassigned(
+        pages,
+        definition,
+        since=since.replace(microsecond=0),
+        until=client.now() - payload.seconds(client.credentials.parameters.get("sweep_min_age"), _LAG),
+        changed=field == "modifiedAt",
     )
-
-
-def _agent(user: Fields) -> AgentSeen:
-    ref = user.ref("id")
-    name = user.text("name") or user.text("userName") or ref
-    return AgentSeen(ref=ref, name=name, email=user.text("emailAddress"), active=user.flag("isActive") is True)
 
 
 def _hook(hook: Fields) -> tuple[Hook, str | None]:
@@ -306,23 +287,8 @@ def _remove(client: Client, hook: Hook) -> object:
     return upkeep.unless_gone(lambda: client.delete(f"/api/v1/Webhook/{hook.hook_ref}"))
 
 
-def _rows(data: Fields, make: Callable[[Fields], T]) -> list[T]:
-    if not isinstance(data.data.get("list"), list):
-        raise payload.missing("list")
-    return [make(row) for row in data.objects("list")]
-
-
 def _listing(client: Client, kind: str, query: Mapping[str, Any], make: Callable[[Fields], T]) -> Iterator[list[T]]:
-    """The pages of a list, each beginning a little before the end of the last."""
-    start = 0
-
-    def read(data: Fields) -> tuple[list[T], Next | None]:
-        nonlocal start
-        rows = _rows(data, make)
-        if len(rows) < _PAGE:
-            return rows, None
-        start += _PAGE - _OVERLAP
-        return rows, (path, base | {"offset": str(start)})
-
-    path, base = f"/api/v1/{kind}", {**query, "maxSize": str(_PAGE)}
-    return upkeep.pages(lambda link, params: client.get(link, params=params), (path, base | {"offset": "0"}), read)
+    path = f"/api/v1/{kind}"
+    return upkeep.overlapping(
+        client, path, {**query, "maxSize": str(_PAGE)}, lambda data: rows_of(data, make), by="offset", size=_PAGE
+    )

@@ -19,11 +19,10 @@ import hmac
 import json
 import secrets as random_secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import quote
-from zoneinfo import ZoneInfo
 
 from adapters import payload, upkeep
 from adapters.base import (
@@ -40,13 +39,13 @@ from adapters.base import (
     Subscribed,
     WebhookRequest,
 )
+from adapters.frappe_reading import agent_of, lead_of, wall, zone
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
     from adapters.client import Client
-    from adapters.upkeep import Next
 
 # frappe/integrations/doctype/webhook/webhook.json: ``webhook_docevent``. Each save sends on_update as well.
 _TOPICS: Mapping[str, EventKind] = MappingProxyType(
@@ -55,15 +54,12 @@ _TOPICS: Mapping[str, EventKind] = MappingProxyType(
 _LEAD, _LEADS, _USERS, _HOOKS = "CRM Lead", "/api/resource/CRM%20Lead", "/api/resource/User", "/api/resource/Webhook"
 _USER = ("name", "email", "full_name", "enabled", "user_type", "time_zone")
 _AGENTS = (("user_type", "=", "System User"), ("name", "not in", ("Administrator", "Guest")))
-# Besides fields of the site's own, whose names begin with custom_.
-_ABOUT = ("organization", "territory", "industry", "job_title", "no_of_employees", "annual_revenue", "website")
 _BY_HAND = (
     "{topic}: only a user with the role System Manager may make webhooks. Give it to the connected user and install "
     "again, or as an administrator make one: Document Type CRM Lead, Doc Event {topic}, Condition not doc.lead_owner, "
     "Request URL {url}/{topic}, Data name, Webhook Secret as set by `turnlock tenant secret <tenant> webhook_secret`"
 )
 _PAGE = 100
-_OVERLAP = 10  # a lead that is deleted while a list is read moves the later ones up by a place
 
 T = TypeVar("T")
 
@@ -81,6 +77,7 @@ class Frappe(Adapter):
             Capability.CONDITIONAL_WRITE,
             Capability.NULL_OWNER,
             Capability.SWEEP,
+            Capability.SWEEP_CHANGES,
         }
     )
     default_base_url = None
@@ -139,7 +136,7 @@ class Frappe(Adapter):
             if now.owner_ref != lead.owner_ref:
                 return OwnerWrite(conflict=True)
             lead = now
-        body = {"lead_owner": agent_ref, "modified": _wall(lead.updated_at or client.now(), client)}
+        body = {"lead_owner": agent_ref, "modified": wall(lead.updated_at or client.now(), client)}
         try:
             client.put(f"{_LEADS}/{quote(payload.ref(lead.ref))}", json=body)
         except CrmError as error:
@@ -150,26 +147,24 @@ class Frappe(Adapter):
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Users of the desk, disabled ones too."""
-        return upkeep.each_once(_listing(client, _USERS, _query(_USER, _AGENTS, "name asc"), _agent))
+        return upkeep.each_once(_listing(client, _USERS, _query(_USER, _AGENTS, "name asc"), agent_of))
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """The list, by name."""
         query = _query(_USER, [*_AGENTS, ("name", "=", ref)], "name asc")
-        return next(upkeep.each_once(_listing(client, _USERS, query, _agent)), None)
+        return next(upkeep.each_once(_listing(client, _USERS, query, agent_of)), None)
 
     def unassigned_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
-        """All open leads created since, oldest first, filtered here.
+        """Open leads created since."""
+        return upkeep.unassigned(_open_leads(client, "creation", since), definition, since=since)
 
-        A list of the unassigned alone would lose a page of them for each page that is assigned while it is read.
-        """
-        filters = [("creation", ">=", _wall(since, client)), ("converted", "=", 0)]
-        query = _query(("name", "lead_owner", "creation"), filters, "creation asc, name asc")
-        leads = _listing(client, _LEADS, query, lambda row: _lead(row, _zone(client)))
-        return upkeep.fresh_refs(
-            [x.ref for x in page if (x.created_at or since) >= since and definition.covers(x)] for page in leads
-        )
+    def changed_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """Open leads modified since, in the order of their creation: nothing leaves its place in that."""
+        return upkeep.unassigned(_open_leads(client, "modified", since), definition, since=since, changed=True)
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """One webhook per topic for leads without an owner; with a secret made up here where there is none."""
@@ -217,28 +212,10 @@ class Frappe(Adapter):
         ]
 
 
-# -- times -----------------------------------------------------------------------------------------------------------
-
-
-def _zone(client: Client) -> ZoneInfo:
-    named = Fields({"zone": client.credentials.parameters.get("time_zone")}, strict=False).zone("zone")
-    return ZoneInfo(named or "UTC")
-
-
-def _utc(time: datetime | None, zone: ZoneInfo) -> datetime | None:
-    """A time that was read, which ``Fields`` took for UTC, as the instant that it is on the site's clocks."""
-    return time and time.replace(tzinfo=zone).astimezone(UTC)
-
-
-def _wall(time: datetime, client: Client) -> str:
-    """As the site writes it: to the microsecond, and without a fraction where that is zero."""
-    return time.astimezone(_zone(client)).replace(tzinfo=None).isoformat(sep=" ")
-
-
 def _zone_finding(client: Client, newest: Sequence[Lead]) -> Finding:
     named = client.credentials.parameters.get("time_zone") or ""
     ahead = any(x.updated_at and (x.updated_at - client.now()).total_seconds() > upkeep.MAX_SKEW for x in newest)
-    if ahead or _zone(client).key != named:
+    if ahead or zone(client).key != named:
         fix = "set the parameter time_zone to the Time Zone of the site's System Settings, such as America/Denver"
         return Finding("time zone", False, f"{named or 'none'} is not the site's", fix)
     return Finding("time zone", True, named)
@@ -254,7 +231,7 @@ def _query(fields: Sequence[str], filters: Sequence[Sequence[Any]], order: str) 
 def _some(client: Client, fields: Sequence[str], filters: Sequence[Any], order: str, most: int) -> list[Lead]:
     answer = client.get(_LEADS, params=_query(fields, filters, order) | {"limit_page_length": str(most)})
     with answer.reading():
-        return _rows(Fields(answer.data, strict=False), lambda row: _lead(row, _zone(client)))
+        return _rows(Fields(answer.data, strict=False), lambda row: lead_of(row, zone(client)))
 
 
 def _rows(data: Fields, make: Callable[[Fields], T]) -> list[T]:
@@ -264,46 +241,19 @@ def _rows(data: Fields, make: Callable[[Fields], T]) -> list[T]:
 
 
 def _listing(client: Client, path: str, query: Mapping[str, str], make: Callable[[Fields], T]) -> Iterator[list[T]]:
-    """The pages of a list, each beginning a little before the end of the last. There is neither total nor link."""
-    start = 0
-
-    def read(data: Fields) -> tuple[list[T], Next | None]:
-        nonlocal start
-        rows = _rows(data, make)
-        start += _PAGE - _OVERLAP
-        return rows, (path, base | {"limit_start": str(start)}) if len(rows) >= _PAGE else None
-
-    base = {**query, "limit_page_length": str(_PAGE)}
-    return upkeep.pages(lambda link, params: client.get(link, params=params), (path, base | {"limit_start": "0"}), read)
+    """There is neither total nor link."""
+    query = {**query, "limit_page_length": str(_PAGE)}
+    return upkeep.overlapping(client, path, query, lambda data: _rows(data, make), by="limit_start", size=_PAGE)
 
 
-def _lead(lead: Fields, zone: ZoneInfo) -> Lead:
-    if not lead.has("lead_owner"):
-        raise payload.missing("lead_owner")  # nobody is guessed
-    custom = [k for k in lead.data if k in _ABOUT or k.startswith("custom_")]
-    return Lead(
-        ref=lead.ref("name"),
-        owner_ref=lead.optional_ref("lead_owner"),
-        source=lead.text("source"),
-        stage=lead.text("status"),
-        emails=payload.unique([payload.email(lead.text("email") or "")]),
-        phones=payload.unique(payload.phone(lead.text(k) or "") for k in ("mobile_no", "phone")),
-        custom=MappingProxyType(lead.scalars(custom)),
-        created_at=_utc(lead.time("creation"), zone),
-        updated_at=_utc(lead.time("modified"), zone),
-        name=lead.text("lead_name"),
-    )
+def _open_leads(client: Client, field: str, since: datetime) -> Iterator[list[Lead]]:
+    """All by a time, oldest first.
 
-
-def _agent(user: Fields) -> AgentSeen:
-    ref = user.ref("name")
-    return AgentSeen(
-        ref=ref,
-        name=user.text("full_name") or ref,
-        email=user.text("email"),
-        active=user.flag("enabled") is True,
-        zone=user.zone("time_zone"),
-    )
+    A list of the unassigned alone would lose a page of them for each page that is assigned while it is read.
+    """
+    filters = [(field, ">=", wall(since, client)), ("converted", "=", 0)]
+    query = _query(("name", "lead_owner", "creation", "modified"), filters, "creation asc, name asc")
+    return _listing(client, _LEADS, query, lambda row: lead_of(row, zone(client)))
 
 
 # -- webhooks --------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from uuid import uuid4
 
 from standardwebhooks import Webhook
 
-from adapters import payload
+from adapters import payload, upkeep
 from adapters.base import (
     Adapter,
     Capability,
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 _TOLERANCE = 300  # seconds, the specification's own libraries use it
 _BATCH = 100
 _FIRST = "/leads"
+_LACKING = {Capability.APP_HOOKS, Capability.SWEEP_CHANGES, Capability.TEAMS, Capability.TEST_LEAD}
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ class Generic(Adapter):
 
     name = "generic"
     # The face is defined here, so nothing is out of its reach that a server of one account can have.
-    capabilities = frozenset(Capability) - {Capability.APP_HOOKS, Capability.TEAMS, Capability.TEST_LEAD}
+    capabilities = frozenset(Capability) - _LACKING
     default_base_url = None
     hook_secret = "webhook_secret"  # noqa: S105 - the name of a secret
     topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType(
@@ -194,9 +195,7 @@ class Generic(Adapter):
         query = {"created_after": since.astimezone(UTC).isoformat()}
         if not definition.user_refs:
             query["unassigned"] = "true"
-        for leads in _pages(client, _FIRST, query, "leads", _lead):
-            if found := [x.ref for x in leads if (x.created_at or since) >= since and definition.covers(x)]:
-                yield found
+        return upkeep.unassigned(_pages(client, _FIRST, query, "leads", _lead), definition, since=since)
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """One hook for all topics."""

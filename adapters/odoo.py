@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from email.utils import parseaddr
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,6 +31,7 @@ from adapters.base import (
     Subscribed,
     WebhookRequest,
 )
+from adapters.odoo_reading import agent_of, lead_of
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead, UnassignedDefinition
@@ -61,7 +61,15 @@ class Odoo(Adapter):
     """See the module's text."""
 
     name = "odoo"
-    capabilities = frozenset({Capability.BATCH_READ, Capability.WEBHOOK_API, Capability.NULL_OWNER, Capability.SWEEP})
+    capabilities = frozenset(
+        {
+            Capability.BATCH_READ,
+            Capability.WEBHOOK_API,
+            Capability.NULL_OWNER,
+            Capability.SWEEP,
+            Capability.SWEEP_CHANGES,
+        }
+    )
     default_base_url = None
     hook_secret = None
     topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({_TOPIC: EventKind.LEAD_CHANGED})
@@ -95,7 +103,7 @@ class Odoo(Adapter):
             domain = [["id", "in", wanted[start : start + rpc.PAGE]]]
             rows = rpc.search(client, _LEAD, domain, _lead_fields(client), lambda row: row, context=rpc.ALSO_ARCHIVED)
             tags = rpc.names_of(client, "crm.tag", [tag for row in rows for tag in row.items("tag_ids")])
-            leads: list[Lead] = rpc.reading(partial(list, map(partial(_lead, tags=tags), rows)))
+            leads: list[Lead] = rpc.reading(partial(list, map(partial(lead_of, tags=tags), rows)))
             found |= {lead.ref: lead for lead in leads}
         return {ref: lead for ref, lead in found.items() if ref in refs}
 
@@ -116,31 +124,26 @@ class Odoo(Adapter):
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """All internal users, archived ones too."""
-        return upkeep.each_once(rpc.listing(client, "res.users", [_INTERNAL], _USER, _agent, rpc.ALSO_ARCHIVED))
+        return upkeep.each_once(rpc.listing(client, "res.users", [_INTERNAL], _USER, agent_of, rpc.ALSO_ARCHIVED))
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """``search_read`` by id."""
         if not (ref.isascii() and ref.isdigit()):
             return None
         domain = [_INTERNAL, ["id", "=", int(ref)]]
-        return next(iter(rpc.search(client, "res.users", domain, _USER, _agent, context=rpc.ALSO_ARCHIVED)), None)
+        return next(iter(rpc.search(client, "res.users", domain, _USER, agent_of, context=rpc.ALSO_ARCHIVED)), None)
 
     def unassigned_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
-        """Open leads created since, by id: a list that is read so loses nothing while leads are assigned.
+        """Open leads created since."""
+        return _sweep(client, "create_date", since, definition)
 
-        Not by ``write_date``: jobs of Odoo write to every open lead, and old ones would be routed by the thousand.
-        """
-        young = since.astimezone(UTC).replace(microsecond=0)  # times are shown cut to seconds
-        domain: list[Any] = [["create_date", ">=", f"{young:%Y-%m-%d %H:%M:%S}"]]
-        domain += [["active", "=", True], ["probability", "<", 100]]
-        if not definition.user_refs:
-            domain.append(["user_id", "=", False])
-        leads = rpc.listing(client, _LEAD, domain, ("id", "user_id", "create_date"), _lead)
-        return upkeep.fresh_refs(
-            [x.ref for x in page if (x.created_at or young) >= young and definition.covers(x)] for page in leads
-        )
+    def changed_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """Open leads written since; jobs of Odoo write to every open lead."""
+        return _sweep(client, "write_date", since, definition)
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """One rule that looks at the salesperson alone; by hand where the user may not make rules."""
@@ -175,7 +178,7 @@ class Odoo(Adapter):
             yield Finding("address", address, "there" if address else "missing", "" if address else _NO_ADDRESS)
 
         def leads() -> Iterator[Finding]:
-            rpc.search(client, _LEAD, [], ("id", "user_id"), _lead, limit=1)
+            rpc.search(client, _LEAD, [], ("id", "user_id"), lead_of, limit=1)
             yield Finding("leads", True, "readable")
 
         def hooks() -> Iterator[Finding]:
@@ -212,45 +215,14 @@ def _lead_fields(client: Client) -> list[str]:
     return list(client.learnt["fields"])
 
 
-def _lead(row: Fields, tags: Mapping[int, str] = MappingProxyType({})) -> Lead:
-    if not row.has("user_id"):
-        raise payload.missing("user_id")  # nobody is guessed
-    owner = row.data["user_id"]
-    about: dict[str, Any] = {"team": rpc.named(row, "team_id"), "medium": rpc.named(row, "medium_id")}
-    about |= {"company": row.text("partner_name")} | row.scalars(k for k in row.data if k.startswith("x_"))
-    return Lead(
-        ref=row.ref("id"),
-        owner_ref=None if owner is None else payload.ref(owner[0] if isinstance(owner, list) and owner else owner),
-        source=rpc.named(row, "source_id"),
-        type=row.text("type"),
-        stage=rpc.named(row, "stage_id"),
-        price=row.number("expected_revenue") or None,  # 0 stands for "not filled"
-        street=row.text("street"),
-        city=row.text("city"),
-        state=rpc.named(row, "state_id"),
-        zip=row.text("zip"),
-        country=rpc.named(row, "country_id"),
-        campaign=rpc.named(row, "campaign_id"),
-        language=rpc.named(row, "lang_id"),
-        tags=payload.unique(tags.get(tag) for tag in row.items("tag_ids") if isinstance(tag, int)),
-        emails=payload.unique([payload.email(parseaddr(row.text("email_from") or "")[1])]),
-        phones=payload.unique(payload.phone(row.text(k) or "") for k in ("phone", "mobile")),
-        custom=MappingProxyType({k: v for k, v in about.items() if v not in (None, "")}),
-        created_at=row.time("create_date"),
-        updated_at=row.time("write_date"),
-        name=row.text("contact_name") or row.text("partner_name") or row.text("name"),
-    )
-
-
-def _agent(user: Fields) -> AgentSeen:
-    ref = user.ref("id")
-    return AgentSeen(
-        ref=ref,
-        name=user.text("name") or user.text("login") or ref,
-        email=user.text("email"),
-        active=user.flag("active") is True,
-        zone=user.zone("tz"),
-    )
+def _sweep(client: Client, field: str, since: datetime, definition: UnassignedDefinition) -> Iterator[list[str]]:
+    """By id: a list that is read so loses nothing while leads are assigned."""
+    young = since.astimezone(UTC).replace(microsecond=0)  # times are shown cut to seconds
+    domain: list[Any] = [[field, ">=", f"{young:%Y-%m-%d %H:%M:%S}"], ["active", "=", True], ["probability", "<", 100]]
+    if not definition.user_refs:
+        domain.append(["user_id", "=", False])
+    leads = rpc.listing(client, _LEAD, domain, ("id", "user_id", "create_date", "write_date"), lead_of)
+    return upkeep.unassigned(leads, definition, since=young, changed=field == "write_date")
 
 
 def _own_address(client: Client) -> bool:

@@ -38,11 +38,11 @@ from adapters.base import (
 )
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
+from adapters.twenty_reading import agent_of, lead_of
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
     from adapters.client import Client
-    from adapters.upkeep import Next
 
 # modules/webhook/jobs/call-webhook.job.ts of twenty-server: the last part of ``eventName``.
 _KINDS: Mapping[str, EventKind] = MappingProxyType(
@@ -56,8 +56,6 @@ _KINDS: Mapping[str, EventKind] = MappingProxyType(
 )
 _TOPICS = ("created", "updated", "destroyed")  # a deletion by REST is a destruction
 _TOLERANCE = 300  # seconds; nothing is sent twice
-_BASE = frozenset({"id", "createdAt", "updatedAt", "deletedAt", "position", "searchVector"})
-_READ = frozenset({"name", "source", "type", "stage", "email", "phone"})  # under names of our own
 
 
 class Twenty(Adapter):
@@ -74,6 +72,7 @@ class Twenty(Adapter):
             Capability.CONDITIONAL_WRITE,
             Capability.NULL_OWNER,
             Capability.SWEEP,
+            Capability.SWEEP_CHANGES,
         }
     )
     default_base_url = None
@@ -109,7 +108,7 @@ class Twenty(Adapter):
             return [Event(EventKind.UNKNOWN, f"unknown:{hashlib.sha256(request.body).hexdigest()}", key_is_final=False)]
         ref = body.object("record").ref("id")
         record = Fields(body.data["record"], strict=False)
-        lead = None if kind is EventKind.LEAD_DELETED or not record.has(f"{relation}Id") else _lead(record, relation)
+        lead = None if kind is EventKind.LEAD_DELETED or not record.has(f"{relation}Id") else lead_of(record, relation)
         key = f"{topic}:{ref}:{(record.text('updatedAt') or '')[:40]}"
         occurred_at = Fields(body.data, strict=False).time("eventDate")
         once = kind is EventKind.LEAD_CREATED  # in the life of a record; two updates may share a millisecond
@@ -136,7 +135,7 @@ class Twenty(Adapter):
         return upkeep.leads_one_by_one(
             refs,
             lambda ref: client.get(f"/rest/{things}/{ref}"),
-            lambda data: _lead(data.object("data").object(thing), relation),
+            lambda data: lead_of(data.object("data").object(thing), relation),
         )
 
     def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
@@ -160,7 +159,7 @@ class Twenty(Adapter):
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Members of the workspace; leads are owned by members, not by users."""
-        return upkeep.each_once(api.listing(client, "workspaceMembers", _agent))
+        return upkeep.each_once(api.listing(client, "workspaceMembers", agent_of))
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """Out of the list, which is known to leave out who has left."""
@@ -169,28 +168,14 @@ class Twenty(Adapter):
     def unassigned_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
-        """By GraphQL, since REST cannot filter by owner; in the order of ids, since no other order ends."""
-        _, things, relation = api.names(client)
-        free = "" if definition.user_refs else f"{relation}Id:{{is:NULL}},"
-        query = (
-            f'query($c:String){{{things}(filter:{{{free}createdAt:{{gte:"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"}}}},'
-            f"orderBy:[{{id:AscNullsLast}}],first:{api.PAGE},after:$c)"
-            f"{{pageInfo{{hasNextPage endCursor}} edges{{node{{id createdAt {relation}Id}}}}}}}}"
-        )
+        """Records created since."""
+        return _sweep(client, "createdAt", since, definition)
 
-        def read(data: Fields) -> tuple[list[Lead], Next | None]:
-            found = data.object("data").object(things)
-            if not found.has("edges"):
-                raise payload.missing("edges")
-            rows = [_lead(edge.object("node"), relation) for edge in found.objects("edges")]
-            cursor = found.object("pageInfo").text("endCursor")
-            more = found.object("pageInfo").flag("hasNextPage") and cursor
-            return rows, ("", {"c": cursor}) if more else None
-
-        leads = upkeep.pages(lambda _, given: api.graphql(client, query, given, write=False), ("", {}), read)
-        return upkeep.fresh_refs(
-            [x.ref for x in page if (x.created_at or since) >= since and definition.covers(x)] for page in leads
-        )
+    def changed_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """Records updated since."""
+        return _sweep(client, "updatedAt", since, definition)
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """One webhook per topic at one address; with a secret made up here where there is none."""
@@ -215,7 +200,7 @@ class Twenty(Adapter):
         def key() -> Iterator[Finding]:
             answer = client.get("/rest/workspaceMembers", params={"limit": "1"})
             with answer.reading():
-                api.rows(Fields(answer.data, strict=False), "workspaceMembers", _agent)
+                api.rows(Fields(answer.data, strict=False), "workspaceMembers", agent_of)
             yield Finding("key", True, "accepted")
             yield upkeep.clock(upkeep.http_date(answer.headers.get("Date")), client.now())
 
@@ -237,44 +222,17 @@ class Twenty(Adapter):
         ]
 
 
-def _lead(record: Fields, relation: str) -> Lead:
-    """Fields are found by their form, because the object may be any: a place, addresses, numbers, single values."""
-    owner = f"{relation}Id"
-    if not record.has(owner):
-        raise payload.missing(owner)  # nobody is guessed
-    parts = {k: Fields(v, strict=False) for k, v in record.data.items() if isinstance(v, dict)}
-    none = Fields({}, strict=False)
-    place = next((p for p in parts.values() if p.has("addressCity")), none)
-    name, mails, phones = parts.get("name", none), parts.get("emails", none), parts.get("phones", none)
-    price = next((parts[k].number("amountMicros") for k in ("amount", "price", "budget") if k in parts), None)
-    custom = [k for k, v in record.data.items() if not isinstance(v, dict) and k not in _BASE | _READ | {owner}]
-    called = f"{phones.text('primaryPhoneCallingCode') or ''}{phones.text('primaryPhoneNumber') or ''}"
-    return Lead(
-        ref=record.ref("id"),
-        owner_ref=record.optional_ref(owner),
-        source=record.text("source") or parts.get("createdBy", none).text("source"),
-        type=record.text("type"),
-        stage=record.text("stage") or record.text("status"),
-        price=price / 1_000_000 if price else None,
-        street=place.text("addressStreet1"),
-        city=place.text("addressCity"),
-        state=place.text("addressState"),
-        zip=place.text("addressPostcode"),
-        country=place.text("addressCountry"),
-        emails=payload.unique([payload.email(mails.text("primaryEmail") or record.text("email") or "")]),
-        phones=payload.unique([payload.phone(called or record.text("phone") or "")]),
-        custom=MappingProxyType(record.scalars(custom)),
-        created_at=record.time("createdAt"),
-        updated_at=record.time("updatedAt"),
-        name=record.text("name") or " ".join(payload.unique(name.text(k) for k in ("firstName", "lastName"))) or None,
+def _sweep(client: Client, field: str, since: datetime, definition: UnassignedDefinition) -> Iterator[list[str]]:
+    """By GraphQL, since REST cannot filter by owner; in the order of ids, since no other order ends."""
+    _, things, relation = api.names(client)
+    free = "" if definition.user_refs else f"{relation}Id:{{is:NULL}},"
+    query = (
+        f'query($c:String){{{things}(filter:{{{free}{field}:{{gte:"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"}}}},'
+        f"orderBy:[{{id:AscNullsLast}}],first:{api.PAGE},after:$c)"
+        f"{{pageInfo{{hasNextPage endCursor}} edges{{node{{id createdAt updatedAt {relation}Id}}}}}}}}"
     )
-
-
-def _agent(member: Fields) -> AgentSeen:
-    ref, name, email = member.ref("id"), member.object("name"), member.text("userEmail")
-    full = " ".join(payload.unique(name.text(k) for k in ("firstName", "lastName")))
-    gone = member.data.get("deletedAt") is not None
-    return AgentSeen(ref=ref, name=full or email or ref, email=email, active=not gone, zone=member.zone("timeZone"))
+    leads = api.connection(client, query, things, lambda node: lead_of(node, relation))
+    return upkeep.unassigned(leads, definition, since=since, changed=field == "updatedAt")
 
 
 def _hooks(client: Client, secret: str | None) -> list[Hook]:

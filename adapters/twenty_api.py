@@ -77,3 +77,24 @@ def listing(client: Client, name: str, make: Callable[[Fields], T]) -> Iterator[
 
     path, base = f"/rest/{name}", {"limit": str(PAGE)}
     return upkeep.pages(lambda link, params: client.get(link, params=params), (path, base), read)
+
+
+def connection(
+    client: Client,
+    query: str,
+    name: str,
+    make: Callable[[Fields], T],
+    given: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[list[T]]:
+    """A list of GraphQL: what `query`, which takes `given` and its cursor as ``$c``, answers under `name`."""
+
+    def read(data: Fields) -> tuple[list[T], Next | None]:
+        found = data.object("data").object(name)
+        if not found.has("edges"):
+            raise payload.missing("edges")
+        cursor = found.object("pageInfo").text("endCursor")
+        more = found.object("pageInfo").flag("hasNextPage") and cursor
+        rows = [make(edge.object("node")) for edge in found.objects("edges")]
+        return rows, ("", {**given, "c": cursor}) if more else None
+
+    return upkeep.pages(lambda _, page: graphql(client, query, page, write=False), ("", given), read)

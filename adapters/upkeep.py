@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from adapters.base import Finding, Hook, Subscribed, Unreadable
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields, ref
-from routing.model import AgentSeen, Lead
+from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
-    from adapters.client import Answer
+    from adapters.client import Answer, Client
 
 T = TypeVar("T")
 Next = tuple[str, Mapping[str, Any]]  # path and query of one page
 
 MAX_PAGES = 1000
+_OVERLAP = 10  # rows that may go from a list while one of its pages is read
 MAX_SKEW = 60.0  # seconds between the CRM's clock and ours before a check complains
 
 
@@ -57,6 +58,31 @@ def pages(
         yield rows
 
 
+def overlapping(
+    client: Client,
+    path: str,
+    query: Mapping[str, Any],
+    read: Callable[[Fields], list[T]],
+    *,
+    by: str,
+    size: int,
+    most: int = MAX_PAGES,
+) -> Iterator[list[T]]:
+    """The pages of a list that is read by an offset, which the query calls `by`; one below `size` rows is the last.
+
+    Each begins a little before the end of the one before, because a row that goes meanwhile moves the later ones up.
+    """
+    start = 0
+
+    def page(data: Fields) -> tuple[list[T], Next | None]:
+        nonlocal start
+        rows = read(data)
+        start += size - _OVERLAP
+        return rows, (path, {**query, by: str(start)}) if len(rows) >= size else None
+
+    return pages(lambda link, params: client.get(link, params=params), (path, {**query, by: "0"}), page, most)
+
+
 def unless_gone(call: Callable[[], Answer]) -> Answer | None:
     """The answer, or None when the CRM has no such object (any more)."""
     try:
@@ -91,6 +117,27 @@ def each_once(agents: Iterable[Iterable[AgentSeen]]) -> Iterator[AgentSeen]:
             if agent.ref not in seen:
                 seen.add(agent.ref)
                 yield agent
+
+
+def unassigned(
+    leads: Iterable[Iterable[Lead]],
+    definition: UnassignedDefinition,
+    *,
+    since: datetime,
+    until: datetime | None = None,
+    changed: bool = False,
+) -> Iterator[list[str]]:
+    """The pages of a sweep: refs of the leads of these pages that look unassigned, each once.
+
+    Their time of creation (of their last change, where `changed`) lies between `since` and `until`; a lead that shows
+    none is let through.
+    """
+
+    def wanted(lead: Lead) -> bool:
+        time = (lead.updated_at if changed else lead.created_at) or since
+        return time >= since and (until is None or time <= until) and definition.covers(lead)
+
+    return fresh_refs([lead.ref for lead in page if wanted(lead)] for page in leads)
 
 
 def fresh_refs(refs: Iterable[Iterable[str]]) -> Iterator[list[str]]:

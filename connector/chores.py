@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
+from adapters.base import Capability
 from adapters.outcome import CrmError, Outcome
 from connector import breaker, erase, fairness, inbox, log, oauth, work
 from connector.agents import keep_agents
@@ -193,8 +194,10 @@ def _tokens(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
 
 
 def sweep(runtime: Runtime, tenant: Tenant, since: datetime, *, first: bool = False) -> Swept:
-    """Find leads created since `since` that are unassigned in the CRM and unknown here; feed them to the inbox.
+    """Find leads that are unassigned in the CRM and not accounted for here; feed them to the inbox.
 
+    They were created since `since`, or, where the CRM can tell, changed since: those only if they had an owner when
+    they were last seen here. Others that changed are leads from before Turnlock, which no sweep may take up.
     Finding any is an alarm, but for the `first` sweep of a tenant: no webhook told of leads from before.
     """
     client = oauth.client(runtime, tenant)
@@ -202,12 +205,22 @@ def sweep(runtime: Runtime, tenant: Tenant, since: datetime, *, first: bool = Fa
         definition = store.tenant_row(conn, tenant.tenant_id).unassigned
     seen: set[str] = set()
     found = 0
-    for page in tenant.adapter.unassigned_since(client, since, definition):
+
+    def take(page: Iterable[str], *, once_owned: bool) -> None:
+        nonlocal found
         fresh = [ref for ref in dict.fromkeys(page) if ref not in seen]
-        seen.update(fresh)
         with unit(runtime.engine) as (conn, _):
+            if once_owned:
+                fresh = _once_owned(conn, tenant.tenant_id, fresh)
+            seen.update(fresh)
             unknown = _not_waiting_here(conn, tenant.tenant_id, fresh)
             found += inbox.enqueue(conn, tenant.tenant_id, "sweep", [(ref, None) for ref in unknown], coalesce="sweep")
+
+    for page in tenant.adapter.unassigned_since(client, since, definition):
+        take(page, once_owned=False)
+    if Capability.SWEEP_CHANGES in tenant.adapter.capabilities:
+        for page in tenant.adapter.changed_since(client, since, definition):
+            take(page, once_owned=True)
     with unit(runtime.engine) as (conn, _):
         if found and not first:
             open_alarm(
@@ -221,6 +234,25 @@ def sweep(runtime: Runtime, tenant: Tenant, since: datetime, *, first: bool = Fa
             close_alarm(conn, tenant.tenant_id, "webhooks_missing")
     runtime.wake(tenant.tenant_id)
     return Swept(len(seen), found)
+
+
+def _once_owned(conn: sa.Connection, tenant_id: UUID, refs: list[str]) -> list[str]:
+    """Of these refs those of leads that had an owner when they were last seen here."""
+    if not refs:
+        return []
+    r, s = t.lead_refs.c, t.lead_roles.c
+    owned = sa.select(r.ref).where(
+        r.tenant_id == tenant_id,
+        r.ref == sa.any_(sa.cast(refs, sa.ARRAY(sa.Text))),
+        sa.exists().where(
+            s.tenant_id == r.tenant_id,
+            s.lead_id == r.lead_id,
+            s.role == Role.OWNER.value,
+            s.state.in_(("assigned", "owned")),
+        ),
+    )
+    known = set(conn.execute(owned).scalars())
+    return [ref for ref in refs if ref in known]
 
 
 def _not_waiting_here(conn: sa.Connection, tenant_id: UUID, refs: list[str]) -> list[str]:

@@ -195,6 +195,26 @@ def the_sweep_finds_each_unassigned_lead_once(kit: Kit) -> None:
             assert len(found) == len(set(found))
 
 
+@check(Capability.SWEEP_CHANGES)
+def the_sweep_of_changes_finds_old_leads_that_lost_their_owner(kit: Kit) -> None:
+    since, long_ago = NOW - timedelta(hours=2), NOW - timedelta(days=90)
+    with kit.running() as running:
+        running.fake.add_leads(
+            *(
+                LeadRow(str(5000 + n), created=long_ago, changed=NOW - timedelta(minutes=30, seconds=n))
+                for n in range(230)
+            ),
+            *(LeadRow(str(6000 + n), owner="12", created=long_ago, changed=NOW - timedelta(hours=1)) for n in range(9)),
+            *(LeadRow(str(8000 + n), created=long_ago, changed=NOW - timedelta(days=3)) for n in range(9)),
+            LeadRow("9001", owner="3", created=long_ago, changed=NOW - timedelta(minutes=40)),
+        )
+        for users, more in ((frozenset[str](), set[str]()), (frozenset({"3"}), {"9001"})):
+            pages = kit.adapter.changed_since(running.client, since, UnassignedDefinition(users))
+            found = [ref for page in pages for ref in page]
+            assert set(found) == {str(5000 + n) for n in range(230)} | more
+            assert len(found) == len(set(found))
+
+
 @check(Capability.WEBHOOK_API)
 def subscriptions_are_reconciled(kit: Kit) -> None:
     topics = sorted(kit.adapter.topics)
@@ -353,6 +373,7 @@ def the_adapter_is_what_it_declares(kit: Kit) -> None:
         (Capability.NOTES, lambda c: adapter.add_note(c, "5001", "s", "b")),
         (Capability.NOTES, lambda c: adapter.find_note(c, "5001", "m")),
         (Capability.COLLABORATORS, lambda c: adapter.add_collaborator(c, lead(), "4")),
+        (Capability.SWEEP_CHANGES, lambda c: adapter.changed_since(c, NOW, UnassignedDefinition())),
     ):
         if needed not in adapter.capabilities:
             with pytest.raises(NotImplementedError):

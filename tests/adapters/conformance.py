@@ -113,9 +113,11 @@ def calls(kit: Kit, running: Running) -> dict[str, Callable[[], Any]]:
         made["add_note"] = lambda: adapter.add_note(client, "5001", "Routed", "To canary-person [marker]")
     if has(Capability.COLLABORATORS):
         made["add_collaborator"] = lambda: adapter.add_collaborator(client, lead(), "12")
+    everything = UnassignedDefinition(frozenset({"3"}), frozenset({"7"}), include_unclaimed=True)
     if has(Capability.SWEEP):
-        everything = UnassignedDefinition(frozenset({"3"}), frozenset({"7"}), include_unclaimed=True)
         made["unassigned_since"] = lambda: list(adapter.unassigned_since(client, NOW - timedelta(hours=2), everything))
+    if has(Capability.SWEEP_CHANGES):
+        made["changed_since"] = lambda: list(adapter.changed_since(client, NOW - timedelta(hours=2), everything))
     if has(Capability.WEBHOOK_API):
         made["subscribe"] = lambda: adapter.subscribe(client, URL)
         made["unsubscribe"] = lambda: adapter.unsubscribe(client, URL)

@@ -75,6 +75,7 @@ class LeadRow:
     owner: str | None = None
     pond: str | None = None
     created: datetime = NOW - timedelta(hours=1)
+    changed: datetime | None = None  # the time of the last change, where it is not the creation
     collaborators: list[str] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
 

@@ -6,8 +6,9 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, ClassVar
+from zoneinfo import ZoneInfo
 
 from adapters.base import HOOK_TOPIC, Credentials
 from tests.adapters.kit import NOW, AgentRow, Fake, HookRow, Kit, LeadRow
@@ -51,15 +52,19 @@ class FakeEspoCrm(Fake):
             "emailAddress": "canary@example.com",
             "assignedUserId": row.owner,
             "createdAt": row.created.strftime("%Y-%m-%d %H:%M:%S"),
+            "modifiedAt": (row.changed or row.created).strftime("%Y-%m-%d %H:%M:%S"),
         }
 
     def _leads(self, asked: Received, rest: list[str]) -> Reply:
         if not rest:
             rows = list(self.leads.values())
-            if asked.query.get("where[0][attribute]") == "createdAt":
+            if field := asked.query.get("where[0][attribute]"):
                 assert (asked.query["where[0][type]"], asked.query["order"]) == ("after", "asc")
-                after = datetime.strptime(asked.query["where[0][value]"], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
-                rows = sorted((r for r in rows if r.created > after), key=lambda r: r.created)
+                # Without a zone of its own EspoCRM takes the value for a time of the site's, which is not UTC here.
+                zone = ZoneInfo(asked.query.get("where[0][timeZone]", "America/Denver"))
+                after = datetime.strptime(asked.query["where[0][value]"], "%Y-%m-%d %H:%M:%S").replace(tzinfo=zone)
+                at = {"createdAt": lambda r: r.created, "modifiedAt": lambda r: r.changed or r.created}[field]
+                rows = sorted((r for r in rows if at(r) > after), key=lambda r: r.created)
             return self._list(asked, [self._lead(r) for r in rows])
         row = self.leads.get(rest[0])
         if row is None:

@@ -66,7 +66,7 @@ class FakeFrappe(Fake):
         )
 
     def _lead(self, row: LeadRow) -> Record:
-        made = row.created.astimezone(ZONE).replace(tzinfo=None)
+        made, changed = (at.astimezone(ZONE).replace(tzinfo=None) for at in (row.created, row.changed or row.created))
         return {
             "name": row.ref,
             "lead_name": "canary-person",
@@ -74,7 +74,7 @@ class FakeFrappe(Fake):
             "lead_owner": row.owner,
             "converted": 0,
             "creation": made.isoformat(sep=" "),
-            "modified": made.replace(microsecond=int(row.owner or 0)).isoformat(sep=" "),
+            "modified": changed.replace(microsecond=int(row.owner or 0)).isoformat(sep=" "),
         }
 
     def _leads(self, asked: Received, rest: list[str]) -> Reply:

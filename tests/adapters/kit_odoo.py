@@ -77,7 +77,7 @@ class FakeOdoo(Fake):
             "email_from": "Canary <canary@example.com>",
             "user_id": [int(row.owner), "canary-person"] if row.owner else False,
             "create_date": made,
-            "write_date": made,
+            "write_date": (row.changed or row.created).strftime("%Y-%m-%d %H:%M:%S"),
             "active": True,
             "probability": 10.0,
         }

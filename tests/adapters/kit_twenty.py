@@ -73,23 +73,26 @@ class FakeTwenty(Fake):
         return Reply(body={"data": {name: shown}, "pageInfo": info, "totalCount": len(rows)})
 
     def _lead(self, row: LeadRow) -> Record:
-        made = row.created.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        made, changed = (
+            at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            for at in (row.created, row.changed or row.created)
+        )
         return {
             "id": row.ref,
             "name": {"firstName": "canary-person", "lastName": ""},
             "emails": {"primaryEmail": "canary@example.com", "additionalEmails": []},
             "holderId": row.owner,
             "createdAt": made,
-            "updatedAt": made,
+            "updatedAt": changed,
         }
 
     def _sweep(self, query: str, given: Mapping[str, str]) -> Record:
         rows = [self._lead(row) for row in self.leads.values()]
         if "filter" in query:
             assert "orderBy:[{id:AscNullsLast}]" in query
-            since = re.search(r'createdAt:\{gte:"([^"]+)"\}', query)
+            since = re.search(r'(createdAt|updatedAt):\{gte:"([^"]+)"\}', query)
             assert since
-            rows = [r for r in rows if r["createdAt"] >= since[1]]
+            rows = [r for r in rows if r[since[1]] >= since[2]]
         if "holderId:{is:NULL}" in query:
             rows = [r for r in rows if r["holderId"] is None]
         shown, info = self._page(rows, given.get("c"), 60)

@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -18,7 +18,7 @@ import pytest
 from adapters import registry
 from adapters.base import HOOK_TOPIC, Capability, EventKind
 from adapters.client import Client
-from connector import manifest, tenants, writeback
+from connector import chores, manifest, tenants, writeback
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox
 from routing import gate
@@ -261,6 +261,27 @@ def only_what_is_unassigned_by_the_tenants_word_is_routed(make: Make) -> None:
     assert {live.standing(ref)["state"] for ref in refs if ref not in unassigned} == {"owned"}
 
 
+@check(Capability.SWEEP_CHANGES)
+def an_owner_cleared_while_nobody_listened_is_found_by_the_sweep(make: Make) -> None:
+    live = make()
+    live.free("5001")
+    live.send(live.tell("5001"))
+    until(lambda: live.held_by("5001") == ["12"], what="an owner")
+    live.settle_owners()
+    # Both are old leads that were changed just now; only one of them ever had to do with Turnlock.
+    long_ago, just_now = NOW - timedelta(days=90), NOW - timedelta(minutes=5)
+    live.fake.add_leads(*(LeadRow(ref, created=long_ago, changed=just_now) for ref in ("5001", "5002")))
+    swept = chores.sweep(live.runtime, live.tenant, NOW - timedelta(hours=1))
+    assert (swept.seen, swept.found) == (1, 1)
+    assert live.alarms() == {"webhooks_missing"}
+    until(lambda: live.held_by("5001") == ["13"], what="the next owner")
+    live.settle_owners()
+    assert live.decisions("5001") == [("new", "assigned", "12"), ("released", "assigned", "13")]
+    assert live.held_by("5002") == [None]
+    assert chores.sweep(live.runtime, live.tenant, NOW - timedelta(hours=1)).found == 0
+    assert live.alarms() == set()
+
+
 @check(Capability.NOTES)
 def a_note_is_written_once_though_its_answer_is_lost(make: Make) -> None:
     live = make()
@@ -327,6 +348,11 @@ def _sees_no_owner(monkeypatch: pytest.MonkeyPatch, crm: str) -> None:
     monkeypatch.setattr("routing.model.UnassignedDefinition.covers", lambda self, lead: True)
 
 
+def _takes_up_everything(monkeypatch: pytest.MonkeyPatch, crm: str) -> None:
+    """A sweep that takes every changed lead for one that had an owner here."""
+    monkeypatch.setattr("connector.chores._once_owned", lambda conn, tenant_id, refs: refs)
+
+
 def _writes_blindly(monkeypatch: pytest.MonkeyPatch, crm: str) -> None:
     """A sender that never finds its own write and repeats it."""
     twice = writeback.Sender._owner
@@ -358,6 +384,7 @@ def _takes_echoes_for_news(monkeypatch: pytest.MonkeyPatch, crm: str) -> None:
         ("followupboss", "only_what_is_unassigned_by_the_tenants_word_is_routed", _sees_no_owner),
         ("generic", "one_delivery_from_eight_threads_is_one_assignment_and_one_write", _writes_blindly),
         ("followupboss", "an_own_echo_routes_nothing", _takes_echoes_for_news),
+        ("odoo", "an_owner_cleared_while_nobody_listened_is_found_by_the_sweep", _takes_up_everything),
     ],
 )
 def test_the_checks_notice_what_is_broken(

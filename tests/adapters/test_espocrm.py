@@ -8,7 +8,7 @@ import hmac
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -251,6 +251,38 @@ def test_the_sweep_leaves_out_what_is_done_or_owned(client: Client, mock: respon
     assert pages == [[ZOE, "house1"]]
     asked = dict(parse_qsl(urlsplit(str(mock.calls[0].request.url)).query))
     assert asked["where[0][value]"] == "2026-11-29 15:24:48"
+    assert asked["where[0][timeZone]"] == "UTC"  # else the value would be a time of the site's zone
+
+
+def test_changes_are_asked_for_as_they_were_captured(client: Client, mock: responses.RequestsMock) -> None:
+    row = CAPTURED.load("api25")["response"]["list"][0] | {"createdAt": "2025-01-01 00:00:00"}
+    rows = [
+        row,
+        row | {"id": "older", "modifiedAt": "2026-11-29 14:59:59"},
+        row | {"id": "owned", "assignedUserId": ANA},
+    ]
+    found = CAPTURED.answer(mock, "api25", lambda body: {"list": rows}, path="/api/v1/Lead")
+    since = datetime(2026, 11, 29, 15, 0, 1, tzinfo=UTC)
+    assert list(CRM.changed_since(client, since, UnassignedDefinition())) == [[row["id"]]]
+    theirs = dict(parse_qsl(urlsplit(found["request"]["url"]).query))
+    asked = dict(parse_qsl(urlsplit(str(mock.calls[0].request.url)).query))
+    for ours, captured in (("attribute", "attribute"), ("value", "value"), ("dateTime", "dateTime"), ("type", "type")):
+        assert asked[f"where[0][{ours}]"] == theirs[f"where[1][{captured}]"]
+
+
+@pytest.mark.parametrize(("parameters", "seconds"), [({}, 150), ({"sweep_min_age": "0"}, 0)])
+def test_what_cron_may_not_have_told_yet_is_left_to_the_next_sweep(
+    parameters: dict[str, str], seconds: int, mock: responses.RequestsMock
+) -> None:
+    row = CAPTURED.load("api24")["response"]["list"][0]
+    edge = NOW - timedelta(seconds=seconds)
+    rows = [
+        row | {"id": f"aged{n}", "createdAt": f"{edge - timedelta(seconds=n):%Y-%m-%d %H:%M:%S}"} for n in (1, 0, -1)
+    ]
+    CAPTURED.answer(mock, "api24", lambda body: {"total": 3, "list": rows}, path="/api/v1/Lead")
+    with CAPTURED.client(Credentials(parameters, {"api_key": "k"}), NOW) as client:
+        since = NOW - timedelta(hours=1)
+        assert list(CRM.unassigned_since(client, since, UnassignedDefinition())) == [["aged1", "aged0"]]
 
 
 # -- set-up ----------------------------------------------------------------------------------------------------------

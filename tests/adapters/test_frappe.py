@@ -237,6 +237,17 @@ def test_the_sweep_asks_in_the_sites_time(client: Client, mock: responses.Reques
     assert asked(mock)["filters"] == [["creation", ">=", "2026-11-29 21:00:00"], ["converted", "=", 0]]
 
 
+def test_changes_are_asked_for_in_the_sites_time_too(client: Client, mock: responses.RequestsMock) -> None:
+    rows = [
+        row(creation="2025-01-01 00:00:00", modified="2026-11-29 21:00:00.000001"),
+        row(name="L-2", modified="2026-11-29 20:59:59"),
+    ]
+    CAPTURED.answer(mock, "api27", lambda body: {"data": rows}, path=LEADS)
+    since = datetime(2026, 11, 29, 15, 30, tzinfo=UTC)
+    assert list(CRM.changed_since(client, since, UnassignedDefinition())) == [[ZOE]]
+    assert asked(mock)["filters"][0] == ["modified", ">=", "2026-11-29 21:00:00"]
+
+
 # -- set-up ----------------------------------------------------------------------------------------------------------
 
 

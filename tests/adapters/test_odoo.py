@@ -343,6 +343,18 @@ def test_the_sweep_goes_on_behind_the_last_number(client: Client, mock: response
     ]
 
 
+def test_changes_are_asked_for_as_they_were_captured(client: Client, mock: responses.RequestsMock) -> None:
+    row = CAPTURED.load("api37")["response"]["result"][0] | {"user_id": False, "create_date": "2025-01-01 00:00:00"}
+    CAPTURED.answer(
+        mock, "api37", lambda body: {"result": [row, row | {"id": 99, "write_date": "2026-01-01 00:00:00"}]}
+    )
+    since = datetime.fromisoformat(row["write_date"]).replace(tzinfo=UTC) + timedelta(microseconds=1)
+    assert list(CRM.changed_since(client, since, UnassignedDefinition())) == [[str(row["id"])]]
+    theirs = CAPTURED.load("api37")["request"]["body"]["params"]["args"][5][0]
+    assert ["write_date", ">=", row["write_date"]] in sent(mock)["params"]["args"][5][0]
+    assert "write_date" in [condition[0] for condition in theirs]
+
+
 # -- set-up ----------------------------------------------------------------------------------------------------------
 
 

@@ -301,6 +301,18 @@ def test_the_sweep_goes_by_ids_to_its_end(client: Client, mock: responses.Reques
         assert part in asked
 
 
+def test_changes_are_swept_by_the_time_of_the_update(client: Client, mock: responses.RequestsMock) -> None:
+    page = CAPTURED.load("api64")["response"]
+    page["data"]["companies"]["pageInfo"]["hasNextPage"] = False
+    first, second = (edge["node"] for edge in page["data"]["companies"]["edges"])
+    first |= {"createdAt": "2025-01-01T00:00:00.000Z", "updatedAt": "2026-11-29T15:37:00.000Z"}
+    second |= {"updatedAt": "2026-11-29T15:36:59.999Z"}
+    mock.add("POST", f"{BASE}/graphql", json=page)
+    since = datetime(2026, 11, 29, 15, 37, tzinfo=UTC)
+    assert list(CRM.changed_since(client, since, UnassignedDefinition())) == [[first["id"]]]
+    assert '{accountOwnerId:{is:NULL},updatedAt:{gte:"2026-11-29T15:37:00Z"}}' in sent(mock)["query"]
+
+
 def test_a_cursor_that_does_not_move_ends_the_sweep(client: Client, mock: responses.RequestsMock) -> None:
     for n in (84, 85):  # by createdAt the same page came eight times, each with hasNextPage
         page = CAPTURED.load(f"api{n}")["response"]
