@@ -7,6 +7,9 @@ topic has an address of its own, and deliveries up to two minutes late (cron) ar
 EspoCRM makes the secret of each webhook itself. 403 means a missing right, an unknown user, or, without a reason in
 its headers, that too many wrong logins came from this address: then the right key is refused too. An owner write is
 not conditional and takes an inactive user. A user of the API does not see inactive users at all.
+
+Not captured, but read: posts (https://docs.espocrm.com/development/api/stream/), followers, who stand for
+collaborators (Espo/Tools/Stream/Api/PostFollowers.php), and the users of a team.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import hashlib
 import hmac
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -32,6 +36,7 @@ from adapters.base import (
     OwnerWrite,
     Rejected,
     Subscribed,
+    Team,
     Unreadable,
     WebhookRequest,
 )
@@ -57,13 +62,16 @@ _TOPICS = ("Lead.create", "Lead.fieldUpdate.assignedUser", "Lead.delete")
 _DONE = frozenset({"Converted", "Recycled", "Dead"})
 # Application/Espo/Core/Authentication/Hook/Hooks/FailedAttemptsLimit.php: 10 in 60 s from one address.
 _LOCKED = 60.0
+_REFUSALS = ("cannotRelateNonExisting", "couldNotAddFollowerUserHasNoAccessToStream")
 _RIGHTS = (  # what App/user must show of the connected user's roles, and the words for the admin
     (("table", "Lead", "read"), "all", "Leads: read all"),
     (("table", "Lead", "edit"), "all", "Leads: edit all"),
+    (("table", "Lead", "stream"), "all", "Leads: stream all"),
     (("assignmentPermission",), "all", "Assignment Permission: all"),
     (("userPermission",), "all", "User Permission: all"),
     (("table", "Webhook"), True, "Webhooks: enabled"),
 )
+_NO_FOLLOWERS = "rules with collaborators need the role's Follower Management Permission: all"
 _ROW = "id,status,assignedUserId,createdAt,modifiedAt"
 _USER = "id,userName,name,isActive,emailAddress,type"
 _PAGE = 100  # more than 200 are refused
@@ -83,8 +91,11 @@ class EspoCrm(Adapter):
             Capability.BATCH_DELIVERY,
             Capability.WEBHOOK_API,
             Capability.NULL_OWNER,
+            Capability.NOTES,
+            Capability.COLLABORATORS,
             Capability.SWEEP,
             Capability.SWEEP_CHANGES,
+            Capability.TEAMS,
         }
     )
     default_base_url = None
@@ -135,10 +146,10 @@ class EspoCrm(Adapter):
         return list(events.values())
 
     def refine(self, status: int, data: Any) -> Outcome | None:
-        """403 also says that the user to be set does not exist."""
+        """403 also says that a user does not exist, or may not follow leads."""
         told = data.get("messageTranslation") if isinstance(data, dict) else None
-        unknown = isinstance(told, dict) and told.get("label") == "cannotRelateNonExisting"
-        return Outcome.REFUSED if status == 403 and unknown else None
+        of_a_user = isinstance(told, dict) and told.get("label") in _REFUSALS
+        return Outcome.REFUSED if status == 403 and of_a_user else None
 
     def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
         """A 403 without its reason is the lock after too many wrong logins; each further try would prolong it."""
@@ -158,6 +169,21 @@ class EspoCrm(Adapter):
         client.put(f"/api/v1/Lead/{payload.ref(lead.ref)}", json={"assignedUserId": agent_ref})
         return OwnerWrite()
 
+    def add_collaborator(self, client: Client, lead: Lead, agent_ref: str) -> None:
+        """``POST Lead/{id}/followers``: the right to it is the role's *Follower Management Permission*."""
+        client.post(f"/api/v1/Lead/{payload.ref(lead.ref)}/followers", json={"id": agent_ref})
+
+    def find_note(self, client: Client, ref: str, marker: str) -> bool:
+        """The stream comes newest first, so a post of ours is on the first page as a rule; ten pages are looked at."""
+        path = f"Lead/{payload.ref(ref)}/stream"
+        found = _listing(client, path, {}, lambda note: note.text("post") or "", most=10)
+        return any(marker in text for page in found for text in page)
+
+    def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
+        """``POST Note``: a post in the lead's stream, in Markdown."""
+        post = {"type": "Post", "parentType": "Lead", "parentId": payload.ref(ref), "post": f"**{subject}**\n\n{body}"}
+        client.post("/api/v1/Note", json=post)
+
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Users who work with leads, admins among them. The deactivated are not shown, so they count as gone."""
         query = {
@@ -171,6 +197,15 @@ class EspoCrm(Adapter):
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """Out of the list, which is known to leave out the deactivated."""
         return next((agent for agent in self.list_agents(client) if agent.ref == ref), None)
+
+    def list_teams(self, client: Client) -> Iterator[Team]:
+        """``GET Team``, then the users of each."""
+        working = {agent.ref for agent in self.list_agents(client) if agent.active}
+        teams = _listing(client, "Team", {"select": "id,name"}, lambda t: (t.ref("id"), t.text("name")))
+        for ref, name in dict(row for page in teams for row in page).items():
+            users = _listing(client, f"Team/{ref}/users", {"select": "id"}, lambda user: user.ref("id"))
+            members = payload.unique(user for page in users for user in page)
+            yield Team(ref, name or ref, tuple(user for user in members if user in working))
 
     def unassigned_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
@@ -216,6 +251,8 @@ class EspoCrm(Adapter):
             lacking = [words for path, wanted, words in _RIGHTS if _at(rights.data, path) != wanted]
             fix = f"give the API user a role with {'; '.join(lacking)}" if lacking else ""
             yield Finding("rights", not lacking, f"{len(lacking)} lacking" if lacking else "sufficient", fix)
+            may = "allowed" if rights.text("followerManagementPermission") == "all" else _NO_FOLLOWERS
+            yield Finding("collaborators", True, may)
             yield upkeep.clock(upkeep.http_date(answer.headers.get("Date")), client.now())
 
         def leads() -> Iterator[Finding]:
@@ -278,7 +315,9 @@ def _hooks(client: Client) -> list[tuple[Hook, str | None]]:
 def _create(client: Client, url: str, topic: str, instead_of: Hook | None = None) -> Hook:
     if instead_of is not None:
         _remove(client, instead_of)
-    answer = client.post("/api/v1/Webhook", json={"event": topic, "url": f"{url}/{topic}"})
+    # From 9.3 on our own writes need not come back. Not of new leads: a form may make them with the same key.
+    own = {"skipOwn": True} if _KINDS[topic] is EventKind.LEAD_CHANGED else {}
+    answer = client.post("/api/v1/Webhook", json={"event": topic, "url": f"{url}/{topic}"} | own)
     with answer.reading(write=True):
         return _hook(Fields(answer.data, strict=False))[0]
 
@@ -287,8 +326,9 @@ def _remove(client: Client, hook: Hook) -> object:
     return upkeep.unless_gone(lambda: client.delete(f"/api/v1/Webhook/{hook.hook_ref}"))
 
 
-def _listing(client: Client, kind: str, query: Mapping[str, Any], make: Callable[[Fields], T]) -> Iterator[list[T]]:
-    path = f"/api/v1/{kind}"
-    return upkeep.overlapping(
-        client, path, {**query, "maxSize": str(_PAGE)}, lambda data: rows_of(data, make), by="offset", size=_PAGE
-    )
+def _listing(
+    client: Client, kind: str, query: Mapping[str, Any], make: Callable[[Fields], T], most: int = upkeep.MAX_PAGES
+) -> Iterator[list[T]]:
+    query = {**query, "maxSize": str(_PAGE)}
+    rows = partial(rows_of, make=make)
+    return upkeep.overlapping(client, f"/api/v1/{kind}", query, rows, by="offset", size=_PAGE, most=most)

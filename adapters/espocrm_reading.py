@@ -22,9 +22,11 @@ def lead_of(lead: Fields) -> Lead:
     emails = [e.text("emailAddress") for e in lead.objects("emailAddressData")]
     phones = [p.text("phoneNumber") for p in lead.objects("phoneNumberData")]
     custom = [k for k in lead.data if k in _ABOUT or (k[:1] == "c" and k[1:2].isupper())]
+    owner = lead.optional_ref("assignedUserId")
     return Lead(
         ref=lead.ref("id"),
-        owner_ref=lead.optional_ref("assignedUserId"),
+        owner_ref=owner,
+        collaborator_refs=tuple(ref for ref in lead.texts("followersIds") if ref != owner),
         source=lead.text("source"),
         stage=lead.text("status"),
         price=lead.number("opportunityAmount"),
@@ -34,8 +36,8 @@ def lead_of(lead: Fields) -> Lead:
         zip=lead.text("addressPostalCode"),
         country=lead.text("addressCountry"),
         campaign=lead.text("campaignName"),
-        emails=payload.unique(payload.email(e or "") for e in (lead.text("emailAddress"), *emails)),
-        phones=payload.unique(payload.phone(p or "") for p in (lead.text("phoneNumber"), *phones)),
+        emails=payload.emails((lead.text("emailAddress"), *emails)),
+        phones=payload.phones((lead.text("phoneNumber"), *phones)),
         custom=MappingProxyType(lead.scalars(custom)),
         created_at=lead.time("createdAt"),
         updated_at=lead.time("modifiedAt"),

@@ -9,6 +9,8 @@ changed since; 417 is also each refusal for good. Times are those of the site's 
 a new lead, an empty text on a cleared one, and left out where a single lead is read. Agents are e-mail addresses; a
 disabled one is accepted. Deliveries hold what their webhook asks for, without id or time, and are tried three times in
 five seconds. Webhooks show no secret, so ours carry a mark of it in their names.
+
+Not captured, but read: the notes of a lead (frappe/crm: crm/fcrm/doctype/fcrm_note).
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import html
 import json
 import secrets as random_secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import quote
@@ -52,6 +56,7 @@ _TOPICS: Mapping[str, EventKind] = MappingProxyType(
     {"after_insert": EventKind.LEAD_CREATED, "on_change": EventKind.LEAD_CHANGED}
 )
 _LEAD, _LEADS, _USERS, _HOOKS = "CRM Lead", "/api/resource/CRM%20Lead", "/api/resource/User", "/api/resource/Webhook"
+_NOTES = "/api/resource/FCRM%20Note"
 _USER = ("name", "email", "full_name", "enabled", "user_type", "time_zone")
 _AGENTS = (("user_type", "=", "System User"), ("name", "not in", ("Administrator", "Guest")))
 _BY_HAND = (
@@ -76,6 +81,8 @@ class Frappe(Adapter):
             Capability.WEBHOOK_API,
             Capability.CONDITIONAL_WRITE,
             Capability.NULL_OWNER,
+            Capability.NOTES,
+            Capability.COLLABORATORS,
             Capability.SWEEP,
             Capability.SWEEP_CHANGES,
         }
@@ -144,6 +151,24 @@ class Frappe(Adapter):
                 raise
             return OwnerWrite(conflict=True)
         return OwnerWrite()
+
+    def add_collaborator(self, client: Client, lead: Lead, agent_ref: str) -> None:
+        """``assign_to.add``: one more in *Assigned To*, with a ToDo; who stands there already stays."""
+        to = {"doctype": _LEAD, "name": payload.ref(lead.ref), "assign_to": json.dumps([agent_ref])}
+        client.post("/api/method/frappe.desk.form.assign_to.add", json=to)
+
+    def find_note(self, client: Client, ref: str, marker: str) -> bool:
+        """The newest notes of the lead; ten pages are looked at."""
+        of_lead = (("reference_doctype", "=", _LEAD), ("reference_docname", "=", payload.ref(ref)))
+        query = _query(("title", "content"), of_lead, "creation desc")
+        found = _listing(client, _NOTES, query, lambda n: f"{n.text('title')} {n.text('content')}", most=10)
+        return any(marker in html.unescape(text) for page in found for text in page)
+
+    def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
+        """``POST`` of an ``FCRM Note``; its text is HTML."""
+        text = html.escape(body).replace("\n", "<br>")
+        of_lead = {"reference_doctype": _LEAD, "reference_docname": payload.ref(ref)}
+        client.post(_NOTES, json={"title": subject, "content": f"<p>{text}</p>", **of_lead})
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Users of the desk, disabled ones too."""
@@ -240,10 +265,13 @@ def _rows(data: Fields, make: Callable[[Fields], T]) -> list[T]:
     return [make(row) for row in data.objects("data")]
 
 
-def _listing(client: Client, path: str, query: Mapping[str, str], make: Callable[[Fields], T]) -> Iterator[list[T]]:
+def _listing(
+    client: Client, path: str, query: Mapping[str, str], make: Callable[[Fields], T], most: int = upkeep.MAX_PAGES
+) -> Iterator[list[T]]:
     """There is neither total nor link."""
     query = {**query, "limit_page_length": str(_PAGE)}
-    return upkeep.overlapping(client, path, query, lambda data: _rows(data, make), by="limit_start", size=_PAGE)
+    rows = partial(_rows, make=make)
+    return upkeep.overlapping(client, path, query, rows, by="limit_start", size=_PAGE, most=most)
 
 
 def _open_leads(client: Client, field: str, since: datetime) -> Iterator[list[Lead]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from adapters import payload
+from adapters.base import Unreadable
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead
 
@@ -38,19 +39,30 @@ def lead_of(lead: Fields, zone: ZoneInfo) -> Lead:
     """A lead, its times read as those of `zone`. Raises :class:`Unreadable` where the owner is not shown."""
     if not lead.has("lead_owner"):
         raise payload.missing("lead_owner")  # nobody is guessed
+    owner = lead.optional_ref("lead_owner")
     custom = [k for k in lead.data if k in _ABOUT or k.startswith("custom_")]
     return Lead(
         ref=lead.ref("name"),
-        owner_ref=lead.optional_ref("lead_owner"),
+        owner_ref=owner,
+        collaborator_refs=tuple(ref for ref in _assigned_to(lead) if ref != owner),
         source=lead.text("source"),
         stage=lead.text("status"),
-        emails=payload.unique([payload.email(lead.text("email") or "")]),
-        phones=payload.unique(payload.phone(lead.text(k) or "") for k in ("mobile_no", "phone")),
+        emails=payload.emails([lead.text("email")]),
+        phones=payload.phones(lead.text(k) for k in ("mobile_no", "phone")),
         custom=MappingProxyType(lead.scalars(custom)),
         created_at=_utc(lead.time("creation"), zone),
         updated_at=_utc(lead.time("modified"), zone),
         name=lead.text("lead_name"),
     )
+
+
+def _assigned_to(lead: Fields) -> tuple[str, ...]:
+    """Users who stand in *Assigned To*: a list that is kept as text. The owner and former ones are among them."""
+    try:
+        users = payload.read_json((lead.text("_assign") or "[]").encode())
+    except Unreadable:
+        return ()
+    return Fields({"users": users}, strict=False).texts("users")
 
 
 def agent_of(user: Fields) -> AgentSeen:

@@ -184,10 +184,10 @@ class HubSpot(Adapter):
 
     def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
         """``POST /crm/v3/objects/notes``; its body is HTML."""
-        shown = f"<strong>{html.escape(subject)}</strong><br>" + html.escape(body).replace("\n", "<br>")
         to = {"associationCategory": "HUBSPOT_DEFINED", "associationTypeId": _NOTE_TO_CONTACT}
+        text = payload.note_html(subject, body)
         note = {
-            "properties": {"hs_timestamp": reading.stamp(client.now()), "hs_note_body": shown},
+            "properties": {"hs_timestamp": reading.stamp(client.now()), "hs_note_body": text},
             "associations": [{"to": {"id": payload.ref(ref)}, "types": [to]}],
         }
         client.post(_NOTES, json=note)

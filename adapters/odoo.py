@@ -6,6 +6,9 @@ What shapes this module: a rule posts *inside the open transaction*, once, for a
 change that is then taken back. So a delivery is only a reason to read, a moment later. Every error of the application
 is a 200. An owner that is no number clears the owner; an archived user is accepted. There is no conditional write. A
 wide rule posts twenty times for one lead; ours looks at the owner alone. Leads made through the API belong to its user.
+
+Not captured, but read: notes, and followers, who stand for collaborators (addons/mail/models/mail_thread.py), and
+sales teams (addons/sales_team/models/crm_team.py).
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ from adapters.base import (
     Hook,
     OwnerWrite,
     Subscribed,
+    Team,
     WebhookRequest,
 )
-from adapters.odoo_reading import agent_of, lead_of
+from adapters.odoo_reading import agent_of, lead_fields, lead_of
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead, UnassignedDefinition
@@ -42,12 +46,6 @@ if TYPE_CHECKING:
 _TOPIC = "owner_changed"
 _LEAD, _RULE = "crm.lead", "base.automation"
 _SENT = ("id", "user_id", "create_date", "write_date", "write_uid")  # what a delivery holds: nothing of a person
-_OF_A_LEAD = (
-    "name", "contact_name", "partner_name", "email_from", "phone", "mobile", "street", "city", "state_id", "zip",
-    "country_id", "source_id", "campaign_id", "medium_id", "user_id", "team_id", "stage_id", "type", "tag_ids",
-    "lang_id", "expected_revenue", "create_date", "write_date",
-)  # fmt: skip
-_CUSTOM_KINDS = frozenset({"char", "text", "selection", "boolean", "integer", "float", "monetary", "date"})
 _NO_ADDRESS = "Odoo sends the agent a message and needs a sender: give the connected user an e-mail address in Odoo."
 _BY_HAND = (
     "Odoo lets only a user with the right Administration: Settings make automation rules. Connect such a user and "
@@ -66,8 +64,11 @@ class Odoo(Adapter):
             Capability.BATCH_READ,
             Capability.WEBHOOK_API,
             Capability.NULL_OWNER,
+            Capability.NOTES,
+            Capability.COLLABORATORS,
             Capability.SWEEP,
             Capability.SWEEP_CHANGES,
+            Capability.TEAMS,
         }
     )
     default_base_url = None
@@ -101,9 +102,10 @@ class Odoo(Adapter):
         wanted = [int(ref) for ref in dict.fromkeys(refs) if ref.isascii() and ref.isdigit()]
         for start in range(0, len(wanted), rpc.PAGE):
             domain = [["id", "in", wanted[start : start + rpc.PAGE]]]
-            rows = rpc.search(client, _LEAD, domain, _lead_fields(client), lambda row: row, context=rpc.ALSO_ARCHIVED)
+            rows = rpc.search(client, _LEAD, domain, lead_fields(client), lambda row: row, context=rpc.ALSO_ARCHIVED)
             tags = rpc.names_of(client, "crm.tag", [tag for row in rows for tag in row.items("tag_ids")])
-            leads: list[Lead] = rpc.reading(partial(list, map(partial(lead_of, tags=tags), rows)))
+            users = rpc.users_of(client, [one for row in rows for one in row.items("message_partner_ids")])
+            leads: list[Lead] = rpc.reading(partial(list, map(partial(lead_of, tags=tags, users=users), rows)))
             found |= {lead.ref: lead for lead in leads}
         return {ref: lead for ref, lead in found.items() if ref in refs}
 
@@ -114,13 +116,34 @@ class Odoo(Adapter):
         try:
             rpc.execute(client, _LEAD, "write", [[int(lead.ref)], {"user_id": int(agent_ref)}], write=True)
         except CrmError as error:
-            name, call = rpc.told_of(error, "name"), f"{_LEAD} write"
-            if name.endswith(".MissingError") and "res.users(" in rpc.told_of(error, "message"):
-                raise CrmError(Outcome.REFUSED, status=200, call=call) from None  # it is the agent who is missing
-            if name.endswith(".UserError") and not _own_address(client):
-                raise CrmError(Outcome.FORBIDDEN, status=200, call=call, text=_NO_ADDRESS) from None
-            raise
+            if rpc.told_of(error, "name").endswith(".MissingError") and "res.users(" in rpc.told_of(error, "message"):
+                refused = CrmError(Outcome.REFUSED, status=200, call=f"{_LEAD} write")  # it is the agent who is missing
+                raise refused from None
+            raise _for_the_admin(client, error) from None
         return OwnerWrite()
+
+    def add_collaborator(self, client: Client, lead: Lead, agent_ref: str) -> None:
+        """``message_subscribe``: a follower more. Followers are partners; each user is one."""
+        partner = rpc.partner_of(client, agent_ref)
+        if partner is None:
+            raise CrmError(Outcome.REFUSED, call=f"{_LEAD} message_subscribe")
+        rpc.execute(
+            client, _LEAD, "message_subscribe", [[int(payload.ref(lead.ref))]], write=True, partner_ids=[partner]
+        )
+
+    def find_note(self, client: Client, ref: str, marker: str) -> bool:
+        """``search`` of the lead's messages."""
+        domain = [["model", "=", _LEAD], ["res_id", "=", int(payload.ref(ref))], ["body", "ilike", marker]]
+        return bool(rpc.ids(client, "mail.message", domain))
+
+    def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
+        """``message_post`` of an internal note, which sends nobody a message."""
+        said = {"body": payload.note_html(subject, body), "body_is_html": True}
+        kind = {"message_type": "comment", "subtype_xmlid": "mail.mt_note"}
+        try:
+            rpc.execute(client, _LEAD, "message_post", [[int(payload.ref(ref))]], write=True, **said, **kind)
+        except CrmError as error:
+            raise _for_the_admin(client, error) from None
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """All internal users, archived ones too."""
@@ -132,6 +155,17 @@ class Odoo(Adapter):
             return None
         domain = [_INTERNAL, ["id", "=", int(ref)]]
         return next(iter(rpc.search(client, "res.users", domain, _USER, agent_of, context=rpc.ALSO_ARCHIVED)), None)
+
+    def list_teams(self, client: Client) -> Iterator[Team]:
+        """Sales teams."""
+        working = {agent.ref for agent in self.list_agents(client) if agent.active}
+
+        def team(row: Fields) -> Team:
+            members = payload.unique(payload.ref(user) for user in row.items("member_ids"))
+            return Team(row.ref("id"), row.text("name") or row.ref("id"), tuple(m for m in members if m in working))
+
+        for page in rpc.listing(client, "crm.team", [], ("id", "name", "member_ids"), team):
+            yield from page
 
     def unassigned_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
@@ -203,18 +237,6 @@ _USER = ("id", "login", "name", "email", "active", "tz")
 _INTERNAL = ["share", "=", False]  # no portal users
 
 
-def _lead_fields(client: Client) -> list[str]:
-    """Those of a lead that this Odoo has, its custom fields among them."""
-    if "fields" not in client.learnt:
-        kinds = rpc.field_kinds(client, _LEAD)
-        if "user_id" not in kinds:
-            raise CrmError(Outcome.ANSWER_UNREADABLE, status=200, call="POST /jsonrpc")
-        custom = sorted(n for n, kind in kinds.items() if n.startswith("x_") and kind in _CUSTOM_KINDS)
-        client.learnt |= {"truths": {n for n in custom if kinds[n] == "boolean"}}
-        client.learnt["fields"] = ["id", *(n for n in _OF_A_LEAD if n in kinds), *custom]
-    return list(client.learnt["fields"])
-
-
 def _sweep(client: Client, field: str, since: datetime, definition: UnassignedDefinition) -> Iterator[list[str]]:
     """By id: a list that is read so loses nothing while leads are assigned."""
     young = since.astimezone(UTC).replace(microsecond=0)  # times are shown cut to seconds
@@ -223,6 +245,13 @@ def _sweep(client: Client, field: str, since: datetime, definition: UnassignedDe
         domain.append(["user_id", "=", False])
     leads = rpc.listing(client, _LEAD, domain, ("id", "user_id", "create_date", "write_date"), lead_of)
     return upkeep.unassigned(leads, definition, since=young, changed=field == "write_date")
+
+
+def _for_the_admin(client: Client, error: CrmError) -> CrmError:
+    """`error`, or what lies behind it: whatever sends a message is refused to a user without an address."""
+    if rpc.told_of(error, "name").endswith(".UserError") and not _own_address(client):
+        return CrmError(Outcome.FORBIDDEN, status=200, call=_LEAD, text=_NO_ADDRESS)
+    return error
 
 
 def _own_address(client: Client) -> bool:

@@ -1,28 +1,60 @@
-"""What Odoo shows, in Turnlock's words: leads and users. The calls are in ``odoo.py``."""
+"""What Odoo shows, in Turnlock's words: leads, with the fields to ask for, and users."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from email.utils import parseaddr
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapters import odoo_rpc as rpc
 from adapters import payload
+from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead
 
+if TYPE_CHECKING:
+    from adapters.client import Client
 
-def lead_of(row: Fields, tags: Mapping[int, str] = MappingProxyType({})) -> Lead:
-    """A lead, with the names of its `tags`. Raises :class:`Unreadable` where the owner is not shown."""
+
+_OF_A_LEAD = (
+    "name", "contact_name", "partner_name", "email_from", "phone", "mobile", "street", "city", "state_id", "zip",
+    "country_id", "source_id", "campaign_id", "medium_id", "user_id", "team_id", "stage_id", "type", "tag_ids",
+    "lang_id", "expected_revenue", "create_date", "write_date", "message_partner_ids",
+)  # fmt: skip
+_CUSTOM_KINDS = frozenset({"char", "text", "selection", "boolean", "integer", "float", "monetary", "date"})
+
+
+def lead_fields(client: Client) -> list[str]:
+    """Those of a lead that this Odoo has, its custom fields among them."""
+    if "fields" not in client.learnt:
+        kinds = rpc.field_kinds(client, "crm.lead")
+        if "user_id" not in kinds:
+            raise CrmError(Outcome.ANSWER_UNREADABLE, status=200, call="POST /jsonrpc")
+        custom = sorted(n for n, kind in kinds.items() if n.startswith("x_") and kind in _CUSTOM_KINDS)
+        client.learnt |= {"truths": {n for n in custom if kinds[n] == "boolean"}}
+        client.learnt["fields"] = ["id", *(n for n in _OF_A_LEAD if n in kinds), *custom]
+    return list(client.learnt["fields"])
+
+
+def lead_of(
+    row: Fields, tags: Mapping[int, str] = MappingProxyType({}), users: Mapping[int, str] = MappingProxyType({})
+) -> Lead:
+    """A lead, with the names of its `tags` and the `users` that its followers are.
+
+    Raises :class:`Unreadable` where the owner is not shown.
+    """
     if not row.has("user_id"):
         raise payload.missing("user_id")  # nobody is guessed
-    owner = row.data["user_id"]
+    shown = row.data["user_id"]
+    owner = None if shown is None else payload.ref(shown[0] if isinstance(shown, list) and shown else shown)
+    followers = (users.get(partner) for partner in row.items("message_partner_ids") if isinstance(partner, int))
     about: dict[str, Any] = {"team": rpc.named(row, "team_id"), "medium": rpc.named(row, "medium_id")}
     about |= {"company": row.text("partner_name")} | row.scalars(k for k in row.data if k.startswith("x_"))
     return Lead(
         ref=row.ref("id"),
-        owner_ref=None if owner is None else payload.ref(owner[0] if isinstance(owner, list) and owner else owner),
+        owner_ref=owner,
+        collaborator_refs=tuple(ref for ref in payload.unique(followers) if ref != owner),
         source=rpc.named(row, "source_id"),
         type=row.text("type"),
         stage=rpc.named(row, "stage_id"),
@@ -35,8 +67,8 @@ def lead_of(row: Fields, tags: Mapping[int, str] = MappingProxyType({})) -> Lead
         campaign=rpc.named(row, "campaign_id"),
         language=rpc.named(row, "lang_id"),
         tags=payload.unique(tags.get(tag) for tag in row.items("tag_ids") if isinstance(tag, int)),
-        emails=payload.unique([payload.email(parseaddr(row.text("email_from") or "")[1])]),
-        phones=payload.unique(payload.phone(row.text(k) or "") for k in ("phone", "mobile")),
+        emails=payload.emails([parseaddr(row.text("email_from") or "")[1]]),
+        phones=payload.phones(row.text(k) for k in ("phone", "mobile")),
         custom=MappingProxyType({k: v for k, v in about.items() if v not in (None, "")}),
         created_at=row.time("create_date"),
         updated_at=row.time("write_date"),

@@ -109,6 +109,29 @@ def names_of(client: Client, model: str, numbers: Sequence[Any]) -> Mapping[int,
     return dict(search(client, model, domain, fields, lambda row: (int(row.ref("id")), row.text("name") or "")))
 
 
+def users_of(client: Client, partners: Sequence[Any]) -> Mapping[int, str]:
+    """The users that these partners are, by the partner's number; most partners are none."""
+    known: dict[int, str] = client.learnt.setdefault("users", {})
+    if wanted := sorted({n for n in partners if isinstance(n, int) and n not in known}):
+        known |= {partner: user for user, partner in _partners(client, ["partner_id", "in", wanted])}
+    return known
+
+
+def partner_of(client: Client, user: str) -> int | None:
+    """The partner that a user is; None where there is no such user."""
+    if not (user.isascii() and user.isdigit()):
+        return None
+    return next((partner for _, partner in _partners(client, ["id", "=", int(user)])), None)
+
+
+def _partners(client: Client, condition: list[Any]) -> list[tuple[str, int]]:
+    def pair(row: Fields) -> tuple[str, int]:
+        shown = row.data.get("partner_id")
+        return row.ref("id"), int(payload.ref(shown[0] if isinstance(shown, list) and shown else shown))
+
+    return search(client, "res.users", [condition], ("id", "partner_id"), pair, context=ALSO_ARCHIVED)
+
+
 def named(row: Fields, key: str) -> str | None:
     """The name of another record that `row` shows: ``[id, name]``."""
     value = row.data.get(key)

@@ -9,6 +9,7 @@ cannot store: NUL and lone surrogates. Whatever is wrong is one :class:`adapters
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -156,6 +157,21 @@ def phone(text: str) -> str | None:
 def email(text: str) -> str | None:
     """An e-mail address in lower case, the form in which two of them are compared; None when it is none."""
     return text.strip().lower() if "@" in text else None
+
+
+def emails(texts: Iterable[str | None]) -> tuple[str, ...]:
+    """The e-mail addresses among `texts`, each once."""
+    return unique(email(text or "") for text in texts)
+
+
+def phones(texts: Iterable[str | None]) -> tuple[str, ...]:
+    """The phone numbers among `texts`, each once."""
+    return unique(phone(text or "") for text in texts)
+
+
+def note_html(subject: str, body: str) -> str:
+    """A note for a CRM that takes HTML: the subject above the text, and nothing in either that is read as markup."""
+    return f"<strong>{html.escape(subject)}</strong><br>{html.escape(body)}".replace("\n", "<br>")
 
 
 def unique(values: Iterable[str | None]) -> tuple[str, ...]:

@@ -7,6 +7,9 @@ in the address of the hook, because a delivery is read without them. Deliveries 
 in milliseconds (a nonce beside it is not signed), and are never repeated. The owner write is conditional by GraphQL,
 whose errors are 200; by REST a missing record is 400. Pages by ``createdAt`` never end, so they go by id. Members who
 left are not shown.
+
+Not captured, but read in twenty-server: notes (modules/note/standard-objects), and the ``upsert`` of a creation
+(engine/api/graphql/workspace-schema-builder/utils/get-resolver-args.util.ts).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import UUID, uuid5
 
 from adapters import payload, upkeep
 from adapters import twenty_api as api
@@ -55,6 +59,7 @@ _KINDS: Mapping[str, EventKind] = MappingProxyType(
     }
 )
 _TOPICS = ("created", "updated", "destroyed")  # a deletion by REST is a destruction
+_NOTE_IDS = UUID("3d1f0a52-6b7e-5c0e-9a44-7d0c1b6f2e11")  # ours alone
 _TOLERANCE = 300  # seconds; nothing is sent twice
 
 
@@ -71,6 +76,7 @@ class Twenty(Adapter):
             Capability.WEBHOOK_API,
             Capability.CONDITIONAL_WRITE,
             Capability.NULL_OWNER,
+            Capability.NOTES,
             Capability.SWEEP,
             Capability.SWEEP_CHANGES,
         }
@@ -156,6 +162,32 @@ class Twenty(Adapter):
                 raise
             return OwnerWrite(conflict=True)  # taken, or gone: the next reading tells
         return OwnerWrite()
+
+    def find_note(self, client: Client, ref: str, marker: str) -> bool:
+        """The notes of the record. Who edits one in Twenty leaves backslashes before brackets in its text."""
+        query = (
+            f"query($id:UUID!,$c:String){{noteTargets(filter:{{{api.note_relation(client)}:{{eq:$id}}}},"
+            f"orderBy:[{{id:AscNullsLast}}],first:{api.PAGE},after:$c)"
+            "{pageInfo{hasNextPage endCursor} edges{node{id note{title bodyV2{markdown}}}}}}"
+        )
+
+        def text(node: Fields) -> str:
+            note = node.object("note")
+            return f"{note.text('title')} {note.object('bodyV2').text('markdown')}".replace("\\", "")
+
+        found = api.connection(client, query, "noteTargets", text, {"id": payload.ref(ref)})
+        return any(marker in one for page in found for one in page)
+
+    def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
+        """A note and its target in one call, under ids that follow from the text: a repeat finds them there."""
+        own = uuid5(_NOTE_IDS, f"{ref} {subject} {body}")
+        note = {"id": str(own), "title": subject, "bodyV2": {"markdown": body}}
+        target = {"id": str(uuid5(own, "target")), "noteId": str(own), api.note_relation(client): payload.ref(ref)}
+        query = (
+            "mutation($n:NoteCreateInput!,$t:NoteTargetCreateInput!)"
+            "{createNote(data:$n,upsert:true){id} createNoteTarget(data:$t,upsert:true){id}}"
+        )
+        api.graphql(client, query, {"n": note, "t": target}, write=True)
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Members of the workspace; leads are owned by members, not by users."""

@@ -43,6 +43,22 @@ def names(client: Client) -> tuple[str, str, str]:
     return found
 
 
+def note_relation(client: Client) -> str:
+    """What the target of a note calls the record: ``companyId``, in versions from late 2025 on ``targetCompanyId``."""
+    if "note_relation" not in client.learnt:
+        thing, _, _ = names(client)
+        plain = f"{thing}Id"
+        try:
+            graphql(client, f"{{noteTargets(first:1){{edges{{node{{id {plain}}}}}}}}}", {}, write=False)
+        except CrmError as error:
+            if error.outcome is not Outcome.REFUSED:
+                raise
+            plain = f"target{thing[0].upper()}{thing[1:]}Id"
+        client.learnt["note_relation"] = plain
+    found: str = client.learnt["note_relation"]
+    return found
+
+
 def graphql(client: Client, query: str, given: Mapping[str, Any], *, write: bool) -> Answer:
     """``POST /graphql``; the answer, or the error that a 200 holds."""
     answer = client.post("/graphql", json={"query": query, "variables": dict(given)}, write=write)

@@ -378,8 +378,10 @@ class Sender:
                 self._put_back(conn, tenant_id, lease, row, after=after, counts=False, reason=outcome.value)
             return
         if outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
+            # A note that is forbidden says nothing of owners: the right to write notes is one of its own.
+            lane = "note" if row.kind == "note" and outcome is Outcome.FORBIDDEN else "all"
             with unit(self._runtime.engine) as (conn, _):
-                breaker.shut_breaker(conn, tenant_id, seconds=_REFUSED_WAIT, reason=outcome.value)
+                breaker.shut_breaker(conn, tenant_id, seconds=_REFUSED_WAIT, reason=outcome.value, lane=lane)
                 open_alarm(conn, tenant_id, "crm_refuses_us", outcome.value, error.text)
                 if outcome is Outcome.REAUTHORISE and tenant is not None:
                     oauth.doubt(conn, tenant)

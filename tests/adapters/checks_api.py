@@ -135,11 +135,14 @@ def a_note_is_found_by_its_marker(kit: Kit) -> None:
 @check(Capability.COLLABORATORS)
 def a_collaborator_is_added_to_those_there(kit: Kit) -> None:
     with kit.running() as running:
+        running.fake.add_agents(*(AgentRow(ref) for ref in ("3", "4", "12")))
         running.fake.add_leads(LeadRow("5001", owner="12", collaborators=["3"]))
         for _ in range(2):
             kit.adapter.add_collaborator(running.client, lead(owner="12"), "4")
         assert running.fake.leads["5001"].collaborators == ["3", "4"]
         assert running.fake.leads["5001"].owner == "12"
+        read = kit.adapter.fetch_leads(running.client, ["5001"])["5001"]
+        assert (read.owner_ref, set(read.collaborator_refs)) == ("12", {"3", "4"})  # the owner is none of them
 
 
 @check(Capability.TEAMS)
@@ -286,6 +289,7 @@ def a_write_is_sent_once_whatever_comes_back(kit: Kit) -> None:
             408: Outcome.UNKNOWN, 429: Outcome.WAIT, 500: Outcome.UNKNOWN, 502: Outcome.UNKNOWN, 503: Outcome.WAIT,
             504: Outcome.UNKNOWN, None: Outcome.UNKNOWN,
         }  # fmt: skip
+        running.fake.add_agents(AgentRow("12"))
         for name, call in calls(kit, running).items():
             if name not in WRITES or name == "subscribe":
                 continue

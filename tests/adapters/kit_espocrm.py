@@ -35,6 +35,7 @@ class FakeEspoCrm(Fake):
         api, version, kind, *rest = asked.path.strip("/").split("/")
         assert (api, version) == ("api", "v1")
         routes = {"Lead": self._leads, "User": self._users, "Webhook": self._webhooks, "App": self._user}
+        routes |= {"Note": self._add_post, "Team": self._teams}
         return routes[kind](asked, rest) if kind in routes else refused(404, "No controller.")
 
     def _list(self, asked: Received, rows: Sequence[Any]) -> Reply:
@@ -51,6 +52,7 @@ class FakeEspoCrm(Fake):
             "status": "New",
             "emailAddress": "canary@example.com",
             "assignedUserId": row.owner,
+            "followersIds": [*row.collaborators, *([row.owner] if row.owner else [])],
             "createdAt": row.created.strftime("%Y-%m-%d %H:%M:%S"),
             "modifiedAt": (row.changed or row.created).strftime("%Y-%m-%d %H:%M:%S"),
         }
@@ -69,10 +71,30 @@ class FakeEspoCrm(Fake):
         row = self.leads.get(rest[0])
         if row is None:
             return refused(404, f"Record {rest[0]} not found.")
+        if rest[1:] == ["followers"]:
+            assert (asked.method, set(asked.json)) == ("POST", {"id"})
+            row.collaborators += [asked.json["id"]] if asked.json["id"] not in row.collaborators else []
+            return Reply(body=True)
+        if rest[1:] == ["stream"]:
+            posts = [{"id": "n", "type": "Post", "post": f"**{of}**\n\n{text}"} for of, text in reversed(row.notes)]
+            return self._list(asked, [*posts, {"id": "n", "type": "Create", "data": {}}])
         if asked.method == "PUT":
             assert set(asked.json) == {"assignedUserId"}
             row.owner = asked.json["assignedUserId"]
         return Reply(body=self._lead(row))
+
+    def _add_post(self, asked: Received, _: list[str]) -> Reply:
+        assert (asked.method, asked.json["type"], asked.json["parentType"]) == ("POST", "Post", "Lead")
+        subject, _, body = asked.json["post"].removeprefix("**").partition("**\n\n")
+        self.leads[asked.json["parentId"]].notes.append((subject, body))
+        return Reply(body={"id": "n", **asked.json})
+
+    def _teams(self, asked: Received, rest: list[str]) -> Reply:
+        if rest:
+            assert rest[1] == "users"
+            users = [self.agents[ref] for ref in self.teams[rest[0]][1]]
+            return self._list(asked, [self._agent(row) for row in users if row.active])
+        return self._list(asked, [{"id": ref, "name": name} for ref, (name, _) in self.teams.items()])
 
     def _users(self, asked: Received, _: list[str]) -> Reply:
         return self._list(asked, [self._agent(a) for a in self.agents.values() if a.active])
@@ -103,7 +125,7 @@ class FakeEspoCrm(Fake):
     def _user(self, asked: Received, _: list[str]) -> Reply:
         date = (NOW + self.clock_is_off).strftime("%a, %d %b %Y %H:%M:%S GMT")
         rights = {
-            "table": {"Lead": {"read": "all", "edit": "all"}, "Webhook": True},
+            "table": {"Lead": {"read": "all", "edit": "all", "stream": "all"}, "Webhook": True},
             "assignmentPermission": "all",
             "userPermission": "all",
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import html
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -39,10 +40,14 @@ class FakeFrappe(Fake):
             return refused(401, "AuthenticationError")
         api, kind, what, *rest = unquote(asked.path).strip("/").split("/")
         date = {"Date": (NOW + self.clock_is_off).strftime("%a, %d %b %Y %H:%M:%S GMT")}
+        if what == "frappe.desk.form.assign_to.add":
+            return self._assign(asked.json)
         if kind == "method":
             return Reply(body={"message": "router@example.com"}, headers=date)
         assert (api, kind) == ("api", "resource")
-        route = {"CRM Lead": self._leads, "User": self._users, "Webhook": self._webhooks}[what]
+        route = {"CRM Lead": self._leads, "User": self._users, "Webhook": self._webhooks, "FCRM Note": self._notes}[
+            what
+        ]
         return route(asked, rest)
 
     def _list(self, asked: Received, rows: Sequence[Record]) -> Reply:
@@ -72,6 +77,7 @@ class FakeFrappe(Fake):
             "lead_name": "canary-person",
             "email": "canary@example.com",
             "lead_owner": row.owner,
+            "_assign": json.dumps([*([row.owner] if row.owner else []), *row.collaborators]) if row.owner else None,
             "converted": 0,
             "creation": made.isoformat(sep=" "),
             "modified": changed.replace(microsecond=int(row.owner or 0)).isoformat(sep=" "),
@@ -88,6 +94,29 @@ class FakeFrappe(Fake):
             return refused(417, "TimestampMismatchError")
         row.owner = asked.json["lead_owner"]
         return Reply(body={"data": self._lead(row)})
+
+    def _assign(self, to: Record) -> Reply:
+        assert to["doctype"] == "CRM Lead"
+        (agent,), row = json.loads(to["assign_to"]), self.leads.get(to["name"])
+        if row is None:
+            return refused(404, "DoesNotExistError")
+        row.collaborators += [agent] if agent not in row.collaborators else []
+        return Reply(body={"message": [{"owner": agent, "name": "todo"} for agent in row.collaborators]})
+
+    def _notes(self, asked: Received, _: list[str]) -> Reply:
+        if asked.method == "POST":
+            text = html.unescape(asked.json["content"].removeprefix("<p>").removesuffix("</p>").replace("<br>", "\n"))
+            self.leads[asked.json["reference_docname"]].notes.append((asked.json["title"], text))
+            return Reply(body={"data": {"name": "1"}})
+        notes = [(row.ref, note) for row in self.leads.values() for note in row.notes]
+        return self._list(
+            asked,
+            [
+                {"title": title, "content": f"<p>{html.escape(text)}</p>", "reference_doctype": "CRM Lead"}
+                | {"reference_docname": ref, "creation": f"{n:09}"}
+                for n, (ref, (title, text)) in enumerate(notes)
+            ],
+        )
 
     def _users(self, asked: Received, _: list[str]) -> Reply:
         everybody = [*self.agents.values(), AgentRow("Administrator"), AgentRow("Guest")]

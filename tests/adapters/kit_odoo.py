@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -12,7 +13,8 @@ from tests.adapters.kit import NOW, AgentRow, Fake, Fixture, HookRow, Kit, LeadR
 from tests.adapters.loopback import Received, Reply
 
 Record = dict[str, Any]
-_WRITES = {"create", "write", "unlink"}
+_WRITES = {"create", "write", "unlink", "message_post", "message_subscribe"}
+_PARTNERS = 7000  # the number of the partner that a user is, less the user's own
 
 
 class Refused(Exception):
@@ -47,7 +49,7 @@ class FakeOdoo(Fake):
         model, method, args, named = rest
         route = getattr(self, f"_{model.replace('.', '_')}")
         if method in _WRITES:
-            return route(method, args)
+            return route(method, [*args, *([named] if named else [])])
         if method == "fields_get":
             return {name: {"type": "char"} for name in self._lead(LeadRow("1"))}
         rows = [row for row in route("all", []) if all(self._holds(row, *each) for each in args[0])]
@@ -64,9 +66,11 @@ class FakeOdoo(Fake):
     @staticmethod
     def _holds(row: Record, field: str, operator: str, value: Any) -> bool:
         found = row[field]
-        found = found[0] if field == "user_id" and found else found
+        found = found[0] if field in ("user_id", "partner_id") and found else found
         if operator == "in":
             return bool(set(found) & set(value)) if isinstance(found, list) else found in value
+        if operator == "ilike":
+            return value.lower() in found.lower()
         return bool({"=": found == value, ">": found > value, ">=": found >= value, "<": found < value}[operator])
 
     def _lead(self, row: LeadRow) -> Record:
@@ -80,17 +84,40 @@ class FakeOdoo(Fake):
             "write_date": (row.changed or row.created).strftime("%Y-%m-%d %H:%M:%S"),
             "active": True,
             "probability": 10.0,
+            "message_partner_ids": [_PARTNERS + int(ref) for ref in (*row.collaborators, row.owner) if ref],
         }
 
     def _crm_lead(self, method: str, args: list[Any]) -> Any:
         if method == "all":
             return [self._lead(row) for row in self.leads.values()]
         (number,), values = args
-        assert set(values) == {"user_id"}
         if str(number) not in self.leads:
             raise Refused(f"MissingError: Record does not exist.\n(Record: crm.lead({number},), User: 6)")
-        self.leads[str(number)].owner = str(values["user_id"])
+        row = self.leads[str(number)]
+        if method == "message_subscribe":
+            (partner,) = values["partner_ids"]
+            row.collaborators += [str(partner - _PARTNERS)] if str(partner - _PARTNERS) not in row.collaborators else []
+        elif method == "message_post":
+            assert (values["body_is_html"], values["subtype_xmlid"]) == (True, "mail.mt_note")
+            subject, _, text = values["body"].removeprefix("<strong>").partition("</strong><br>")
+            row.notes.append((html.unescape(subject), html.unescape(text.replace("<br>", "\n"))))
+        else:
+            assert set(values) == {"user_id"}
+            row.owner = str(values["user_id"])
         return True
+
+    def _mail_message(self, _: str, __: list[Any]) -> Any:
+        return [
+            {"id": n, "model": "crm.lead", "res_id": int(row.ref), "body": f"<p>{text}</p>"}
+            for row in self.leads.values()
+            for n, (_, text) in enumerate(row.notes, 1)
+        ]
+
+    def _crm_team(self, _: str, __: list[Any]) -> Any:
+        return [
+            {"id": int(ref), "name": name, "member_ids": [int(member) for member in members]}
+            for ref, (name, members) in self.teams.items()
+        ]
 
     def _user(self, row: AgentRow) -> Record:
         return {
@@ -99,6 +126,7 @@ class FakeOdoo(Fake):
             "name": f"Agent {row.ref}",
             "email": f"{row.ref}@example.com",
             "active": row.active,
+            "partner_id": [_PARTNERS + int(row.ref), f"Agent {row.ref}"],
             "tz": "America/Denver",
             "share": False,
         }

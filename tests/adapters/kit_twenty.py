@@ -31,6 +31,9 @@ class FakeTwenty(Fake):
     def __init__(self) -> None:
         super().__init__()
         self.secrets: dict[str, str] = {}
+        self.notes: dict[str, Record] = {}
+        self.targets: dict[str, Record] = {}
+        self.note_relation = "prospectId"
 
     def add_hook(self, topic: str, url: str, active: bool = True) -> HookRow:
         return super().add_hook(topic, f"{url}/prospect.holder", active)
@@ -44,6 +47,10 @@ class FakeTwenty(Fake):
         date = {"Date": (NOW + self.clock_is_off).strftime("%a, %d %b %Y %H:%M:%S GMT")}
         if asked.path == "/graphql":
             query = asked.json["query"]
+            if "ote" in query:
+                return Reply(
+                    body=(self._add_note if "createNote" in query else self._notes)(query, asked.json["variables"])
+                )
             route = self._update if query.startswith("mutation") else self._sweep
             return Reply(body=route(query, asked.json["variables"]), headers=date)
         rest, kind, *more = asked.path.strip("/").split("/")
@@ -108,6 +115,26 @@ class FakeTwenty(Fake):
             return NOT_FOUND
         row.owner = given["o"]
         return {"data": {"updateProspects": [{"id": row.ref, "holderId": row.owner}]}}
+
+    def _notes(self, query: str, given: Mapping[str, str]) -> Record:
+        if self.note_relation not in query:
+            return {"errors": [{"message": "Cannot query field", "extensions": {"code": "GRAPHQL_VALIDATION_FAILED"}}]}
+        rows = [
+            {"id": ref, "note": {"title": note["title"], "bodyV2": {"markdown": note["bodyV2"]["markdown"]}}}
+            for ref, target in self.targets.items()
+            if target[self.note_relation] == given.get("id") and (note := self.notes[target["noteId"]])
+        ]
+        shown, info = self._page(rows, given.get("c"), 60)
+        return {"data": {"noteTargets": {"pageInfo": info, "edges": [{"node": row} for row in shown]}}}
+
+    def _add_note(self, query: str, given: Mapping[str, Any]) -> Record:
+        assert query.count("upsert:true") == 2
+        note, target = given["n"], given["t"]
+        self.notes[note["id"]], self.targets[target["id"]] = note, target
+        for row in self.leads.values():
+            held = [self.notes[t["noteId"]] for t in self.targets.values() if t[self.note_relation] == row.ref]
+            row.notes = [(n["title"], n["bodyV2"]["markdown"]) for n in held]
+        return {"data": {"createNote": {"id": note["id"]}, "createNoteTarget": {"id": target["id"]}}}
 
     def _agent(self, row: AgentRow) -> Record:
         name = {"firstName": "Agent", "lastName": row.ref}

@@ -141,11 +141,13 @@ def row(**more: Any) -> dict[str, Any]:
 
 
 def test_a_lead_that_is_read(client: Client, mock: responses.RequestsMock) -> None:
-    more = {"custom_beds": 3, "custom_note": None, "job_title": "CEO", "phone": "555-0142", "_assign": '["x"]'}
+    more = {"custom_beds": 3, "custom_note": None, "job_title": "CEO", "phone": "555-0142"}
+    more["_assign"] = CAPTURED.load("api87")["response"]["data"][0]["_assign"]
     CAPTURED.answer(mock, "api27", lambda body: {"data": [row(**more)]}, path=LEADS)
     lead = CRM.fetch_leads(client, [ZOE])[ZOE]
     assert lead == Lead(
         ref=ZOE,
+        collaborator_refs=(ANA, BEN),
         source="Website",
         stage="New",
         emails=("zoe.quill@example.com",),
@@ -211,6 +213,30 @@ def test_it_is_told_whether_lead_or_agent_is_missing(
     with pytest.raises(CrmError) as caught:
         CRM.set_owner(client, Lead(ref=ref, updated_at=NOW), "nobody@agents.example")
     assert caught.value.outcome is outcome
+
+
+def test_a_collaborator_is_added_as_it_was_captured(client: Client, mock: responses.RequestsMock) -> None:
+    found = CAPTURED.answer(mock, "api86")  # who is there already is no error
+    CRM.add_collaborator(client, Lead(ref=ZOE), ANA)
+    assert sent(mock) == found["request"]["body"]
+
+
+@pytest.mark.parametrize("kept", ["not json", "7", '{"a": 1}', "[[1]]", "[" * 99])
+def test_an_odd_list_of_assigned_users_is_none(kept: str, client: Client, mock: responses.RequestsMock) -> None:
+    CAPTURED.answer(mock, "api27", lambda body: {"data": [row(_assign=kept)]}, path=LEADS)
+    assert CRM.fetch_leads(client, [ZOE])[ZOE].collaborator_refs == ()
+
+
+def test_a_note_holds_no_markup_of_others(client: Client, mock: responses.RequestsMock) -> None:
+    mock.add("POST", f"{BASE}/api/resource/FCRM%20Note", json={"data": {"name": "1"}})
+    CRM.add_note(client, ZOE, "Why", "<b>Ana</b> & co\n[turnlock:9f]")
+    text = "<p>&lt;b&gt;Ana&lt;/b&gt; &amp; co<br>[turnlock:9f]</p>"
+    of_lead = {"reference_doctype": "CRM Lead", "reference_docname": ZOE}
+    assert sent(mock) == {"title": "Why", "content": text, **of_lead}
+    mock.add("GET", f"{BASE}/api/resource/FCRM%20Note", json={"data": [{"title": "Why", "content": text}]})
+    assert CRM.find_note(client, ZOE, "Ana</b> & co")
+    assert asked(mock, 1)["filters"] == [list(pair) for pair in (("reference_doctype", "=", "CRM Lead"),
+                                                                 ("reference_docname", "=", ZOE))]  # fmt: skip
 
 
 # -- lists -----------------------------------------------------------------------------------------------------------

@@ -313,6 +313,50 @@ def test_a_user_without_an_address_is_the_admins_to_mend(
     assert ("e-mail address" in caught.value.text) == (outcome is Outcome.FORBIDDEN)
 
 
+@pytest.mark.parametrize(("address", "outcome"), [(False, Outcome.FORBIDDEN), ("r@x.example", Outcome.REFUSED)])
+def test_a_note_of_a_user_without_an_address_is_the_admins_to_mend(
+    address: Any, outcome: Outcome, client: Client, mock: responses.RequestsMock
+) -> None:
+    CAPTURED.answer(mock, "api40")
+    mock.add("POST", f"{BASE}/jsonrpc", json={"result": [{"id": 6, "email": address}]})
+    with pytest.raises(CrmError) as caught:
+        CRM.add_note(client, "2", "Why", "<b>Ana</b>")
+    assert caught.value.outcome is outcome
+    model, method, args, said = sent(mock)["params"]["args"][3:]
+    assert (model, method, args) == ("crm.lead", "message_post", [[2]])
+    assert said == {
+        "body": "<strong>Why</strong><br>&lt;b&gt;Ana&lt;/b&gt;",
+        "body_is_html": True,
+        "message_type": "comment",
+        "subtype_xmlid": "mail.mt_note",  # internal: nobody is sent a message
+    }
+
+
+def test_followers_are_partners_and_only_those_who_are_users_count(
+    client: Client, mock: responses.RequestsMock
+) -> None:
+    def lead(owner: Any, partners: list[int]) -> dict[str, Any]:
+        return {"result": [{"id": 2, "user_id": owner, "message_partner_ids": partners}]}
+
+    users = [{"id": 7, "partner_id": [71, "Ana"]}, {"id": 8, "partner_id": [81, "Ben"]}]
+    for answer in (lead([7, "Ana"], [71, 81, 99]), {"result": users}, lead(False, [81]), lead(False, [])):
+        mock.add("POST", f"{BASE}/jsonrpc", json=answer)
+    read = [CRM.fetch_leads(client, ["2"])["2"] for _ in range(3)]
+    assert [lead.collaborator_refs for lead in read] == [(BEN,), (BEN,), ()]
+    assert sent(mock, 1)["params"]["args"][5] == [[["partner_id", "in", [71, 81, 99]]]]
+    assert len(mock.calls) == 4  # a partner who was found to be a user is not asked for again
+
+
+@pytest.mark.parametrize(("ref", "asked"), [("999", 1), ("nope", 0)])
+def test_who_is_no_user_is_no_collaborator(ref: str, asked: int, client: Client, mock: responses.RequestsMock) -> None:
+    if asked:
+        mock.add("POST", f"{BASE}/jsonrpc", json={"result": []})
+    with pytest.raises(CrmError) as caught:
+        CRM.add_collaborator(client, Lead(ref="2"), ref)
+    assert caught.value.outcome is Outcome.REFUSED
+    assert len(mock.calls) == asked
+
+
 # -- lists -----------------------------------------------------------------------------------------------------------
 
 

@@ -270,6 +270,44 @@ def test_a_name_that_is_none_is_never_sent(name: str, mock: responses.RequestsMo
     assert len(mock.calls) == 0
 
 
+UNKNOWN_FIELD = {"errors": [{"message": "Cannot query field", "extensions": {"code": "GRAPHQL_VALIDATION_FAILED"}}]}
+
+
+@pytest.mark.parametrize(("first", "relation"), [({"data": {}}, "companyId"), (UNKNOWN_FIELD, "targetCompanyId")])
+def test_a_note_and_its_target_are_one_call_that_may_be_repeated(
+    first: Any, relation: str, client: Client, mock: responses.RequestsMock
+) -> None:
+    mock.add("POST", f"{BASE}/graphql", json=first)  # what this version calls the record of a note's target
+    mock.add("POST", f"{BASE}/graphql", json={"data": {"createNote": {"id": "x"}, "createNoteTarget": {"id": "y"}}})
+    for text in ("Ana [turnlock:9f]", "Ana [turnlock:9f]", "Ben [turnlock:77]"):
+        CRM.add_note(client, QUILL, "Why", text)
+    once, again, other = (sent(mock, n) for n in (1, 2, 3))
+    assert once == again  # the same ids, and Twenty writes what is there already over itself
+    assert once["query"].count("upsert:true") == 2
+    note, target = once["variables"]["n"], once["variables"]["t"]
+    assert (note["title"], note["bodyV2"]) == ("Why", {"markdown": "Ana [turnlock:9f]"})
+    assert (target["noteId"], target[relation]) == (note["id"], QUILL)
+    assert len({note["id"], target["id"], other["variables"]["n"]["id"], other["variables"]["t"]["id"]}) == 4
+
+
+def test_a_note_that_somebody_edited_is_found(client: Client, mock: responses.RequestsMock) -> None:
+    node = {"id": "t", "note": {"title": "Why", "bodyV2": {"markdown": "Ana \\[turnlock:9f\\]!"}}}
+    page = {"pageInfo": {"hasNextPage": False}, "edges": [{"node": node}, {"node": {"id": "gone", "note": None}}]}
+    for answer in ({}, {"noteTargets": page}):
+        mock.add("POST", f"{BASE}/graphql", json={"data": answer})
+    assert CRM.find_note(client, QUILL, "[turnlock:9f]")
+    assert not CRM.find_note(client, QUILL, "[turnlock:77]")
+    assert sent(mock, 1)["variables"] == {"id": QUILL}
+
+
+def test_a_server_that_fails_is_not_taken_for_another_version(client: Client, mock: responses.RequestsMock) -> None:
+    mock.add("POST", f"{BASE}/graphql", json={"errors": [{"extensions": {"code": "INTERNAL_SERVER_ERROR"}}]})
+    with pytest.raises(CrmError) as caught:
+        CRM.add_note(client, QUILL, "Why", "Ana")
+    assert caught.value.outcome is Outcome.NOT_SENT
+    assert client.learnt == {}
+
+
 # -- lists -----------------------------------------------------------------------------------------------------------
 
 

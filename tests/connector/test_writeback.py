@@ -308,6 +308,18 @@ def test_refused_credentials_lose_nothing_and_are_over_by_themselves(rig: Rig) -
     rig.audit()
 
 
+def test_notes_that_are_forbidden_hold_up_no_owner(rig: Rig) -> None:
+    rig.wait_chores()
+    rig.sandbox.fault("status", status=403, **NOTE)
+    first = rig.create()
+    until(lambda: rig.alarms() == {"crm_refuses_us"}, what="the alarm")
+    assert [rig.owner(first), rig.assign(), rig.assign()] == [ANA, BEN, CY]
+    assert rig.one("SELECT array_agg(lane) FROM breakers WHERE tenant_id = :t") == ["note"]
+    rig.sandbox.clear_faults()
+    until(lambda: (rig.due_now(), notes(rig, first))[1], what="the note after all")
+    rig.audit()
+
+
 def test_a_lead_that_the_crm_no_longer_knows_at_the_write_is_gone_and_the_turn_comes_back(rig: Rig) -> None:
     rig.sandbox.fault("status", status=404, times=1, **OWNER)
     ref = rig.create()
