@@ -59,6 +59,10 @@ _LEAD, _LEADS, _USERS, _HOOKS = "CRM Lead", "/api/resource/CRM%20Lead", "/api/re
 _NOTES = "/api/resource/FCRM%20Note"
 _USER = ("name", "email", "full_name", "enabled", "user_type", "time_zone")
 _AGENTS = (("user_type", "=", "System User"), ("name", "not in", ("Administrator", "Guest")))
+_HELD = (
+    "Frappe lets only a System Manager take a lead from one agent for another. Give the connected user that role, then "
+    "replay the write."
+)
 _BY_HAND = (
     "{topic}: only a user with the role System Manager may make webhooks. Give it to the connected user and install "
     "again, or as an administrator make one: Document Type CRM Lead, Doc Event {topic}, Condition not doc.lead_owner, "
@@ -147,9 +151,12 @@ class Frappe(Adapter):
         try:
             client.put(f"{_LEADS}/{quote(payload.ref(lead.ref))}", json=body)
         except CrmError as error:
-            if error.outcome is not Outcome.CONFLICT:
-                raise
-            return OwnerWrite(conflict=True)
+            if error.outcome is Outcome.CONFLICT:
+                return OwnerWrite(conflict=True)
+            told = error.data.get("exception") if isinstance(error.data, dict) else None
+            if error.outcome is Outcome.FORBIDDEN and "DocShare" in str(told):  # said of this lead, not of the user
+                raise CrmError(Outcome.REFUSED, status=error.status, call=f"PUT {_LEADS}", text=_HELD) from None
+            raise
         return OwnerWrite()
 
     def add_collaborator(self, client: Client, lead: Lead, agent_ref: str) -> None:

@@ -27,6 +27,7 @@ _ERRORS: Mapping[str, Outcome] = MappingProxyType(
         "odoo.exceptions.MissingError": Outcome.GONE,
     }
 )
+_NO_DATABASE = "Odoo has no database of this name. Correct the parameter database."
 #: Rows of a page.
 PAGE = 100
 #: The context in which archived records are found, too.
@@ -41,7 +42,10 @@ def call(client: Client, service: str, method: str, args: list[Any], *, write: b
     with answer.reading(write=write):
         told = Fields(answer.data, strict=False)
         if told.data.get("error") is not None:
-            name = told.object("error").object("data").text("name") or ""
+            data = told.object("error").object("data")
+            name = data.text("name") or ""
+            if name == "psycopg2.OperationalError" and "does not exist" in (data.text("message") or ""):
+                raise answer.failed(Outcome.REAUTHORISE, text=_NO_DATABASE)
             # After five tries of its own Odoo gives a lost race of the database back; nothing is kept of it.
             raced = name.startswith("psycopg2.")
             raise answer.failed(Outcome.NOT_SENT if raced else _ERRORS.get(name, Outcome.REFUSED))

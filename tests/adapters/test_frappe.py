@@ -239,6 +239,20 @@ def test_a_note_holds_no_markup_of_others(client: Client, mock: responses.Reques
                                                                  ("reference_docname", "=", ZOE))]  # fmt: skip
 
 
+def test_a_lead_that_may_not_be_taken_from_its_agent_stops_no_other(
+    client: Client, mock: responses.RequestsMock
+) -> None:
+    CAPTURED.answer(mock, "api84")  # 403, but only for this lead: parked, where other 403s stop all sending
+    with pytest.raises(CrmError) as caught:
+        CRM.set_owner(client, Lead(ref=ZOE, owner_ref=ANA, updated_at=NOW), BEN)
+    assert (caught.value.outcome, caught.value.status) == (Outcome.REFUSED, 403)
+    assert "System Manager" in caught.value.text
+    mock.add("PUT", f"{BASE}{LEADS}/{MAX}", json=CAPTURED.load("api45")["response"], status=403)
+    with pytest.raises(CrmError) as caught:
+        CRM.set_owner(client, Lead(ref=MAX, updated_at=NOW), BEN)
+    assert caught.value.outcome is Outcome.FORBIDDEN
+
+
 # -- lists -----------------------------------------------------------------------------------------------------------
 
 

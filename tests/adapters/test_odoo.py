@@ -161,6 +161,15 @@ def test_a_login_that_is_refused_asks_for_new_credentials(result: Any, mock: res
     assert len(mock.calls) == 1
 
 
+def test_a_database_that_is_not_there_is_the_admins_to_correct(mock: responses.RequestsMock) -> None:
+    told = {"name": "psycopg2.OperationalError", "message": 'connection failed: FATAL:  database "x" does not exist\n'}
+    mock.add("POST", f"{BASE}/jsonrpc", json={"error": {"data": told}})
+    with CAPTURED.client(CREDENTIALS, NOW) as client, pytest.raises(CrmError) as caught:
+        list(CRM.list_agents(client))
+    assert caught.value.outcome is Outcome.REAUTHORISE
+    assert "database" in caught.value.text
+
+
 def test_the_login_is_asked_for_once(mock: responses.RequestsMock) -> None:
     CAPTURED.answer(mock, "api03")
     CAPTURED.answer(mock, "api39")
