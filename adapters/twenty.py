@@ -184,10 +184,10 @@ class Twenty(Adapter):
         note = {"id": str(own), "title": subject, "bodyV2": {"markdown": body}}
         target = {"id": str(uuid5(own, "target")), "noteId": str(own), api.note_relation(client): payload.ref(ref)}
         query = (
-            "mutation($n:NoteCreateInput!,$t:NoteTargetCreateInput!)"
-            "{createNote(data:$n,upsert:true){id} createNoteTarget(data:$t,upsert:true){id}}"
+            "mutation($n:[NoteCreateInput!]!,$t:[NoteTargetCreateInput!]!)"
+            "{createNotes(data:$n,upsert:true){id} createNoteTargets(data:$t,upsert:true){id}}"
         )
-        api.graphql(client, query, {"n": note, "t": target}, write=True)
+        api.graphql(client, query, {"n": [note], "t": [target]}, write=True)
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Members of the workspace; leads are owned by members, not by users."""

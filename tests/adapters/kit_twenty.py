@@ -129,12 +129,12 @@ class FakeTwenty(Fake):
 
     def _add_note(self, query: str, given: Mapping[str, Any]) -> Record:
         assert query.count("upsert:true") == 2
-        note, target = given["n"], given["t"]
+        (note,), (target,) = given["n"], given["t"]
         self.notes[note["id"]], self.targets[target["id"]] = note, target
         for row in self.leads.values():
             held = [self.notes[t["noteId"]] for t in self.targets.values() if t[self.note_relation] == row.ref]
             row.notes = [(n["title"], n["bodyV2"]["markdown"]) for n in held]
-        return {"data": {"createNote": {"id": note["id"]}, "createNoteTarget": {"id": target["id"]}}}
+        return {"data": {"createNotes": [{"id": note["id"]}], "createNoteTargets": [{"id": target["id"]}]}}
 
     def _agent(self, row: AgentRow) -> Record:
         name = {"firstName": "Agent", "lastName": row.ref}

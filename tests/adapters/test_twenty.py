@@ -278,16 +278,17 @@ def test_a_note_and_its_target_are_one_call_that_may_be_repeated(
     first: Any, relation: str, client: Client, mock: responses.RequestsMock
 ) -> None:
     mock.add("POST", f"{BASE}/graphql", json=first)  # what this version calls the record of a note's target
-    mock.add("POST", f"{BASE}/graphql", json={"data": {"createNote": {"id": "x"}, "createNoteTarget": {"id": "y"}}})
+    mock.add("POST", f"{BASE}/graphql", json={"data": {"createNotes": [], "createNoteTargets": []}})
     for text in ("Ana [turnlock:9f]", "Ana [turnlock:9f]", "Ben [turnlock:77]"):
         CRM.add_note(client, QUILL, "Why", text)
     once, again, other = (sent(mock, n) for n in (1, 2, 3))
+    (note,), (target,) = once["variables"]["n"], once["variables"]["t"]
+    (second,), (its_target,) = other["variables"]["n"], other["variables"]["t"]
     assert once == again  # the same ids, and Twenty writes what is there already over itself
     assert once["query"].count("upsert:true") == 2
-    note, target = once["variables"]["n"], once["variables"]["t"]
     assert (note["title"], note["bodyV2"]) == ("Why", {"markdown": "Ana [turnlock:9f]"})
     assert (target["noteId"], target[relation]) == (note["id"], QUILL)
-    assert len({note["id"], target["id"], other["variables"]["n"]["id"], other["variables"]["t"]["id"]}) == 4
+    assert len({note["id"], target["id"], second["id"], its_target["id"]}) == 4
 
 
 def test_a_note_that_somebody_edited_is_found(client: Client, mock: responses.RequestsMock) -> None:
