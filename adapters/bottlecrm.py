@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from adapters import payload
+from adapters import payload, signing
 from adapters.base import (
     Adapter,
     Capability,
@@ -83,9 +83,7 @@ class BottleCrm(Adapter):
 
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         """``X-BottleCRM-Signature: t=<s>,v1=<hex>``, HMAC-SHA256 of ``<t>.<body>`` with the secret as it is shown."""
-        keys = [s for s in secrets if s]
-        if not keys:
-            raise Rejected("no_secret")
+        keys = signing.keys(secrets)
         given = request.headers.get("x-bottlecrm-signature", "")
         if not given:
             raise Rejected("no_signature")
@@ -94,11 +92,8 @@ class BottleCrm(Adapter):
             raise Rejected("bad_signature")
         signed = f"{parts[1]}.".encode() + request.body
         wanted = [hmac.new(key, signed, hashlib.sha256).hexdigest().encode() for key in keys]
-        if not any(hmac.compare_digest(want, parts[2].encode()) for want in wanted):
-            raise Rejected("bad_signature")
-        age = now.timestamp() - int(parts[1])
-        if abs(age) > _TOLERANCE:
-            raise Rejected("too_old" if age > 0 else "too_new")
+        signing.prove(parts[2], wanted)
+        signing.fresh(int(parts[1]), now, _TOLERANCE)
 
     def parse(self, request: WebhookRequest) -> list[Event]:
         """One event. Its key is the body's own id, which retries and redeliveries keep.

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
-from adapters import payload
+from adapters import payload, signing
 from adapters.base import (
     Adapter,
     Capability,
@@ -108,9 +108,7 @@ class FollowUpBoss(Adapter):
 
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         """``FUB-Signature``: lower-case hex HMAC-SHA256 of the base64 text of the body. No time is signed."""
-        keys = [s for s in secrets if s]
-        if not keys:
-            raise Rejected("no_secret")
+        keys = signing.keys(secrets)
         given = request.headers.get("fub-signature", "").strip().lower()
         if not given:
             raise Rejected("no_signature")
@@ -118,8 +116,7 @@ class FollowUpBoss(Adapter):
             raise Rejected("bad_signature")
         signed = base64.b64encode(request.body)
         wanted = [hmac.new(key, signed, hashlib.sha256).hexdigest().encode() for key in keys]
-        if not any(hmac.compare_digest(want, given.encode()) for want in wanted):
-            raise Rejected("bad_signature")
+        signing.prove(given, wanted)
 
     def parse(self, request: WebhookRequest) -> list[Event]:
         """One event per id of ``resourceIds``; ``data`` and ``uri`` are never used."""
