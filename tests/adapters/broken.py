@@ -185,6 +185,13 @@ class WaitsForNothing(EspoCrm):
         return 60.0 if status == 403 else None
 
 
+class LooksAtNewLeadsOnly(Odoo):
+    def changed_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        return self.unassigned_since(client, since, definition)
+
+
 class TakesErrorsForResults(Twenty):
     def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
         super().set_owner(client, lead, agent_ref)
@@ -312,6 +319,11 @@ BROKEN: Mapping[str, tuple[Callable[[], Kit], tuple[str, ...], tuple[str, ...]]]
         _of("espocrm", WaitsForNothing),
         ("a_write_is_sent_once_whatever_comes_back",),
         ("the_same_owner_twice_is_harmless", "accepts_good_deliveries"),
+    ),
+    "looks at new leads only": (
+        _of("odoo", LooksAtNewLeadsOnly),
+        ("the_sweep_of_changes_finds_old_leads_that_lost_their_owner",),
+        ("the_sweep_finds_each_unassigned_lead_once",),
     ),
     "takes errors for results": (
         _of("twenty", TakesErrorsForResults),
