@@ -41,7 +41,7 @@ from adapters.base import (
     WebhookRequest,
 )
 from adapters.espocrm_reading import agent_of, lead_of, rows_of
-from adapters.outcome import Outcome
+from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
@@ -167,7 +167,13 @@ class EspoCrm(Adapter):
 
     def add_collaborator(self, client: Client, lead: Lead, agent_ref: str) -> None:
         """``POST Lead/{id}/followers``: the right to it is the role's *Follower Management Permission*."""
-        client.post(f"/api/v1/Lead/{payload.ref(lead.ref)}/followers", json={"id": agent_ref})
+        try:
+            client.post(f"/api/v1/Lead/{payload.ref(lead.ref)}/followers", json={"id": agent_ref})
+        except CrmError as error:
+            # 404 and 403 may be said of the user as well as of the lead and of us.
+            if error.outcome not in (Outcome.GONE, Outcome.FORBIDDEN) or self.get_agent(client, agent_ref):
+                raise
+            raise CrmError(Outcome.REFUSED, status=error.status, call="POST followers") from None
 
     def find_note(self, client: Client, ref: str, marker: str) -> bool:
         """The stream comes newest first, so a post of ours is on the first page as a rule; ten pages are looked at."""

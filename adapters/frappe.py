@@ -22,7 +22,7 @@ import html
 import json
 import secrets as random_secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -69,6 +69,8 @@ _BY_HAND = (
     "Request URL {url}/{topic}, Data name, Webhook Secret as set by `turnlock tenant secret <tenant> webhook_secret`"
 )
 _PAGE = 100
+# Of the hour that the end of summer repeats, the second pass reads as the first; what Frappe filtered stays in.
+_REPEATED = timedelta(hours=1)
 
 T = TypeVar("T")
 
@@ -186,13 +188,15 @@ class Frappe(Adapter):
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
         """Open leads created since."""
-        return upkeep.unassigned(_open_leads(client, "creation", since), definition, since=since)
+        return upkeep.unassigned(_open_leads(client, "creation", since), definition, since=since - _REPEATED)
 
     def changed_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
         """Open leads modified since, in the order of their creation: nothing leaves its place in that."""
-        return upkeep.unassigned(_open_leads(client, "modified", since), definition, since=since, changed=True)
+        return upkeep.unassigned(
+            _open_leads(client, "modified", since), definition, since=since - _REPEATED, changed=True
+        )
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """One webhook per topic for leads without an owner; with a secret made up here where there is none."""

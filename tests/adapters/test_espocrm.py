@@ -174,6 +174,18 @@ def test_an_agent_who_may_not_follow_leads_is_refused(client: Client, mock: resp
     assert sent(mock) == {"id": ANA}
 
 
+@pytest.mark.parametrize(("status", "outcome"), [(404, Outcome.GONE), (403, Outcome.FORBIDDEN)])
+@pytest.mark.parametrize("agent", [ANA, CY])
+def test_a_user_who_left_is_told_from_a_lead_that_is_gone(
+    status: int, outcome: Outcome, agent: str, client: Client, mock: responses.RequestsMock
+) -> None:
+    mock.add("POST", f"{BASE}/api/v1/Lead/{ZOE}/followers", status=status, headers={"X-Status-Reason": "No."})
+    CAPTURED.answer(mock, "api27")  # Cy is deactivated, so not listed
+    with pytest.raises(CrmError) as caught:
+        CRM.add_collaborator(client, Lead(ref=ZOE), agent)
+    assert caught.value.outcome is (Outcome.REFUSED if agent == CY else outcome)
+
+
 def test_a_note_is_a_post_in_the_stream(client: Client, mock: responses.RequestsMock) -> None:
     mock.add("POST", f"{BASE}/api/v1/Note", json={"id": "n1"})
     CRM.add_note(client, ZOE, "Why", "Ana has the turn. [turnlock:9f]")

@@ -269,7 +269,7 @@ def test_agents_are_users_of_the_desk_disabled_or_not(client: Client, mock: resp
 
 def test_the_sweep_asks_in_the_sites_time(client: Client, mock: responses.RequestsMock) -> None:
     rows = [row(), row(name="L-2", lead_owner=ANA), row(name="L-3", lead_owner=BEN), row(name="L-4", lead_owner="")]
-    rows.append(row(name="L-5", creation="2026-11-29 20:59:59.999999"))
+    rows.append(row(name="L-5", creation="2026-11-29 19:59:59.999999"))
     CAPTURED.answer(mock, "api27", lambda body: {"data": rows}, path=LEADS)
     since = datetime(2026, 11, 29, 15, 30, tzinfo=UTC)
     pages = list(CRM.unassigned_since(client, since, UnassignedDefinition(frozenset({BEN}))))
@@ -277,10 +277,20 @@ def test_the_sweep_asks_in_the_sites_time(client: Client, mock: responses.Reques
     assert asked(mock)["filters"] == [["creation", ">=", "2026-11-29 21:00:00"], ["converted", "=", 0]]
 
 
+def test_a_lead_of_the_hour_that_is_repeated_is_not_lost(mock: responses.RequestsMock) -> None:
+    made = "2026-11-01 01:55:00"  # in Denver for the second time: 08:55 UTC, which reads as 07:55
+    CAPTURED.answer(mock, "api27", lambda body: {"data": [row(creation=made, modified=made)]}, path=LEADS)
+    since = datetime(2026, 11, 1, 8, 50, tzinfo=UTC)
+    with CAPTURED.client(credentials("America/Denver"), NOW) as client:
+        assert list(CRM.unassigned_since(client, since, UnassignedDefinition())) == [[ZOE]]
+        assert list(CRM.changed_since(client, since, UnassignedDefinition())) == [[ZOE]]
+    assert asked(mock)["filters"][0] == ["creation", ">=", "2026-11-01 01:50:00"]
+
+
 def test_changes_are_asked_for_in_the_sites_time_too(client: Client, mock: responses.RequestsMock) -> None:
     rows = [
         row(creation="2025-01-01 00:00:00", modified="2026-11-29 21:00:00.000001"),
-        row(name="L-2", modified="2026-11-29 20:59:59"),
+        row(name="L-2", modified="2026-11-29 19:59:59"),
     ]
     CAPTURED.answer(mock, "api27", lambda body: {"data": rows}, path=LEADS)
     since = datetime(2026, 11, 29, 15, 30, tzinfo=UTC)
