@@ -70,7 +70,8 @@ def overlapping(
 ) -> Iterator[list[T]]:
     """The pages of a list that is read by an offset, which the query calls `by`; one below `size` rows is the last.
 
-    Each begins a little before the end of the one before, because a row that goes meanwhile moves the later ones up.
+    `read` makes of an answer its rows. Each page begins a little before the end of the one before, because a row that
+    goes meanwhile moves the later ones up.
     """
     start = 0
 
