@@ -231,9 +231,27 @@ class Adapter(ABC):
         """
         return None
 
+    def words(self, status: int, data: Any) -> str | None:
+        """What the admin reads of an answer other than 2xx, where its CRM tells more than `status` does; None: no more.
+
+        The text is one of the adapter's own: nothing of `data`, which may name people, may stand in it.
+        """
+        return None
+
+    def canonical_ref(self, ref: str) -> str:
+        """The one form of an id that a CRM writes in several; what is no id stays as it is."""
+        return ref
+
     @abstractmethod
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """Headers that identify and authorise every request."""
+
+    def account(self, client: Client) -> str | None:
+        """The CRM's id of the connected account, where deliveries name it and nothing signs them; None elsewhere.
+
+        A delivery that names another account is then refused: it is of a copy of the account, or of a stranger.
+        """
+        return None
 
     @abstractmethod
     def fetch_leads(self, client: Client, refs: Sequence[str]) -> Mapping[str, Lead]:

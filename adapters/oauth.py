@@ -24,6 +24,10 @@ _LONGEST = 86400.0  # a token that is said to live longer is renewed daily all t
 _NOT_CONNECTED = "The CRM account is not connected yet. Run `turnlock connect` and open its link."
 _RECONNECT = "The CRM account took its consent back, or it ended. Run `turnlock connect` and open its link."
 _APP_REFUSED = "The CRM refuses the app itself. Correct its client id and client secret with `turnlock app`."
+_INACTIVE = "The CRM says that the connected user or the whole account is inactive. Reactivate it there."
+# RFC 6749, 5.2, and Salesforce's own word for an id that it does not know (help: OAuth 2.0 error codes).
+_OF_THE_APP = frozenset({"invalid_client", "unauthorized_client", "invalid_client_id"})
+_OF_THE_USER = frozenset({"inactive_user", "inactive_org"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,8 @@ class OAuth:
     """How accounts of one CRM grant access to an app.
 
     `account` reads the CRM's id of the account out of a token answer, `base_url` the address of its API where each
-    account has its own. `replaces` names the secrets of a tenant that the app has instead.
+    account has its own. `replaces` names the secrets of a tenant that the app has instead. With `own_host` consent and
+    tokens are had at the tenant's own base address, where it names one.
     """
 
     authorize_url: str
@@ -41,6 +46,7 @@ class OAuth:
     account: Callable[[Fields], str | None]
     base_url: Callable[[Fields], str | None] = lambda _: None
     replaces: frozenset[str] = frozenset()
+    own_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,9 @@ def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tok
         said = error.data.get("error") if isinstance(error.data, dict) else None
         if said == "invalid_grant":
             raise DeadGrant(error.status) from None
-        if said in ("invalid_client", "unauthorized_client") or error.outcome is Outcome.REAUTHORISE:
+        if said in _OF_THE_USER:
+            raise CrmError(Outcome.FORBIDDEN, status=error.status, text=_INACTIVE) from None
+        if said in _OF_THE_APP or error.outcome is Outcome.REAUTHORISE:
             raise CrmError(Outcome.FORBIDDEN, status=error.status, text=_APP_REFUSED) from None
         raise
     with answer.reading():

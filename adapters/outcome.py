@@ -25,6 +25,7 @@ class Outcome(StrEnum):
     GONE = "gone"
     CONFLICT = "conflict"  # someone else changed the object: read it again
     REFUSED = "refused"
+    AGENT_REFUSED = "agent_refused"  # not this agent; another one may well be taken
     ANSWER_UNREADABLE = "answer_unreadable"  # a read succeeded with something that is no usable JSON
     REDIRECTED = "redirected"
     PRIVATE_HOST = "private_host"
@@ -109,6 +110,12 @@ _MEANINGS: Mapping[Outcome, Verdict] = MappingProxyType(
                 Who.OPERATOR,
                 "The CRM refuses the request. It is parked; replay it when the cause is gone.",
                 "unmapped 4xx; repeating the same request does not help",
+            ),
+            Verdict(
+                Outcome.AGENT_REFUSED,
+                Who.ADMIN,
+                "The CRM does not take this agent as an owner. The lead goes to the next one.",
+                "nothing was written; the agent waits for a reading that shows them active",
             ),
             Verdict(
                 Outcome.ANSWER_UNREADABLE,

@@ -62,6 +62,7 @@ class _Hook:
 
     hook_id: UUID
     flag_version: int
+    account: str | None  # the connected account at the CRM, where it is known
     tenant: Tenant
     adapter: Adapter
     secrets: Sequence[bytes]
@@ -83,7 +84,16 @@ def _hook(runtime: Runtime, token: str, *, fresh: bool = False) -> _Hook | None:
         c, h = tenants.c, hooks.c
         row = conn.execute(
             sa.select(
-                h.hook_id, c.flag_version, c.tenant_id, c.name, c.crm, c.base_url, c.parameters, c.status, c.sending
+                h.hook_id,
+                c.flag_version,
+                c.account_ref,
+                c.tenant_id,
+                c.name,
+                c.crm,
+                c.base_url,
+                c.parameters,
+                c.status,
+                c.sending,
             )
             .join(tenants, c.tenant_id == h.tenant_id)
             .where(h.token_hash == key)
@@ -91,9 +101,9 @@ def _hook(runtime: Runtime, token: str, *, fresh: bool = False) -> _Hook | None:
         if row is None:
             return None
         runtime.database_clock.read(conn, fresh=fresh)
-        tenant = Tenant(*row[2:])
+        tenant = Tenant(*row[3:])
         secrets = [s.encode() for s in runtime.secrets(conn, tenant).get(tenant.adapter.hook_secret or "", [])]
-    found = _Hook(row.hook_id, row.flag_version, tenant, tenant.adapter, secrets, began)
+    found = _Hook(row.hook_id, row.flag_version, row.account_ref, tenant, tenant.adapter, secrets, began)
     runtime.hooks[key] = found
     return found
 
@@ -125,7 +135,7 @@ def _receive(runtime: Runtime, token: str, topic: str | None, body: bytes) -> Re
     if hook is None:
         return _plain(404, "No such hook.")
     if hook.tenant.status == "removed":
-        return _plain(200, "Ignored: Turnlock is no longer installed for this account.")
+        return _done(hook.adapter, "Ignored: Turnlock is no longer installed for this account.")
     sent = {name.lower(): value for name, value in request.headers.items()}
     sent.pop(HOOK_TOPIC, None)
     delivery = WebhookRequest(
@@ -136,21 +146,15 @@ def _receive(runtime: Runtime, token: str, topic: str | None, body: bytes) -> Re
     )
     try:
         try:
-            hook.adapter.verify(delivery, hook.secrets, runtime.database_clock.now())
+            found = _events(hook, delivery, runtime)
         except Rejected:
             hook = _hook(runtime, token, fresh=True)  # the secret may be a new one, and this computer may have slept
             if hook is None:
                 return _plain(404, "No such hook.")
-            hook.adapter.verify(delivery, hook.secrets, runtime.database_clock.now())
+            found = _events(hook, delivery, runtime)
     except Rejected as rejected:
         _log.warning("rejected", tenant=hook.tenant.name if hook else None, reason=rejected.reason)
         return _plain(401, f"Not accepted: {rejected.reason}.")
-    try:
-        found = hook.adapter.parse(delivery)
-    except Unreadable as unreadable:
-        # Genuine, so it is kept: one parked event, however often the same bytes come.
-        key = "unreadable:" + hashlib.sha256(body).hexdigest()
-        found = [Event(EventKind.UNREADABLE, key, problem=unreadable.reason)]
     headers = {name: delivery.headers[name][:200] for name in _KEPT_HEADERS if name in delivery.headers}
     store_delivery(
         runtime,
@@ -161,8 +165,28 @@ def _receive(runtime: Runtime, token: str, topic: str | None, body: bytes) -> Re
         flag_version=hook.flag_version,
         headers=headers,
     )
-    text, content_type = hook.adapter.acknowledgement()
-    return Response(text, status=200, content_type=content_type)
+    return _done(hook.adapter)
+
+
+def _events(hook: _Hook, delivery: WebhookRequest, runtime: Runtime) -> list[Event]:
+    """What a delivery tells. Raises :class:`Rejected` unless it comes from the tenant's CRM, and from its account."""
+    hook.adapter.verify(delivery, hook.secrets, runtime.database_clock.now())
+    try:
+        found = hook.adapter.parse(delivery)
+    except Unreadable as unreadable:
+        # Genuine, so it is kept: one parked event, however often the same bytes come.
+        key = "unreadable:" + hashlib.sha256(delivery.body).hexdigest()
+        return [Event(EventKind.UNREADABLE, key, problem=unreadable.reason)]
+    if hook.account is not None and any(event.account not in (None, hook.account) for event in found):
+        # A copy of the account, made to test with, sends to where its original did.
+        raise Rejected("other_account")
+    return found
+
+
+def _done(adapter: Adapter, otherwise: str = "") -> Response:
+    """What the CRM expects to hear of a delivery that needs nothing more; some send it again until they do."""
+    text, content_type = adapter.acknowledgement()
+    return Response(text or otherwise, status=200, content_type=content_type)
 
 
 _STATES = {EventKind.UNKNOWN: "ignored", EventKind.UNREADABLE: "parked"}

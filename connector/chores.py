@@ -91,10 +91,11 @@ def _run_chore(runtime: Runtime, tenant_id: UUID, lease: UUID) -> bool:
             if failed.outcome is Outcome.WAIT:
                 seconds = failed.retry_after or 1.0
                 breaker.shut_breaker(conn, tenant_id, seconds=seconds, reason="crm_asked_to_wait")
-            if failed.outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
+            refused = failed.outcome is Outcome.REAUTHORISE and row.kind != "tokens"
+            if refused and oauth.doubt(runtime, conn, tenant):
+                again = 1.0
+            elif failed.outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
                 open_alarm(conn, tenant_id, "crm_refuses_us", failed.outcome.value, failed.text)
-            if failed.outcome is Outcome.REAUTHORISE and row.kind != "tokens":
-                oauth.doubt(conn, tenant)
     except SQLAlchemyError as failed:
         if is_outage(failed):
             raise

@@ -162,14 +162,14 @@ def carry_out(
             tenant_id=tenant_id, version=held + 1, document=document, digest=digest, actor=actor, **more
         )
     )
-    definition = config.unassigned
+    definition, same = config.unassigned, tenant.adapter.canonical_ref
     values: dict[str, Any] = {
         "config_version": held + 1,
         "default_queue_id": queue_ids[config.default_queue] if config.default_queue else None,
         "released": config.released.value,
         "unassigned": {
-            "users": sorted(definition.user_refs),
-            "ponds": sorted(definition.pond_refs),
+            "users": sorted({same(ref) for ref in definition.user_refs}),
+            "ponds": sorted({same(ref) for ref in definition.pond_refs}),
             "unclaimed": definition.include_unclaimed,
         },
     }

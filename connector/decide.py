@@ -312,12 +312,12 @@ class Decider:
         with unit(self._runtime.engine) as (conn, _):
             if error.outcome is Outcome.WAIT:
                 breaker.shut_breaker(conn, tenant.tenant_id, seconds=after, reason="crm_asked_to_wait")
+            elif error.outcome is Outcome.REAUTHORISE and oauth.doubt(self._runtime, conn, tenant):
+                after = 0.0
             elif error.outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN):
                 after = 60.0
                 breaker.shut_breaker(conn, tenant.tenant_id, seconds=after, reason=error.outcome.value)
                 open_alarm(conn, tenant.tenant_id, "crm_refuses_us", error.outcome.value, error.text)
-                if error.outcome is Outcome.REAUTHORISE:
-                    oauth.doubt(conn, tenant)
             inbox.return_events(
                 conn, tenant.tenant_id, lease, ids, after=timedelta(seconds=after), reason="crm_unreadable"
             )

@@ -140,8 +140,11 @@ def supersede(runtime: Runtime, job: Job, owner_ref: str | None, *, sent: bool) 
     runtime.wake(tenant_id)
 
 
-def refuse(runtime: Runtime, job: Job, *, sent: bool) -> None:
-    """The CRM does not take this agent. The lead goes to the next; the turn is given back; the agent waits."""
+def refuse(runtime: Runtime, job: Job, *, sent: bool, why: str = "") -> None:
+    """The CRM does not take this agent. The lead goes to the next; the turn is given back; the agent waits.
+
+    `why` is what the admin reads of the CRM's answer, should that have to be told.
+    """
     row, tenant_id = job.row, job.tenant.tenant_id
     with unit(runtime.engine) as (conn, now):
         if not _close(conn, job, "refused"):
@@ -162,7 +165,8 @@ def refuse(runtime: Runtime, job: Job, *, sent: bool) -> None:
                 tenant_id,
                 "agent_refused",
                 str(row.agent_id),
-                "the CRM keeps refusing this agent as an owner; correct the agent there, then `turnlock resume`",
+                "the CRM keeps refusing this agent as an owner; correct the agent there, then `turnlock resume`"
+                + (f". {why}" if why else ""),
             )
         saving.set_standing(
             conn, tenant_id, row.lead_id, Role(row.role), state="refused", reason="refused", now=now, agent_id=None

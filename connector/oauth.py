@@ -82,7 +82,7 @@ def renew(runtime: Runtime, tenant: Tenant, *, look_again: float = 60.0) -> floa
         app_tenant, app = apps.app_credentials(runtime, conn, tenant.crm)
     refresh = runtime.vault.open(tenant.tenant_id, REFRESH, row.sealed_refresh) if row.sealed_refresh else ""
     try:
-        with _token_client(runtime, app_tenant) as client:
+        with _token_client(runtime, tenant, app_tenant) as client:
             tokens = calls.renew(client, _spec(tenant), app, refresh)
     except DeadGrant:
         with unit(runtime.engine) as (conn, _):
@@ -109,17 +109,28 @@ def renew(runtime: Runtime, tenant: Tenant, *, look_again: float = 60.0) -> floa
     return _until_due(tokens)
 
 
-def doubt(conn: sa.Connection, tenant: Tenant) -> None:
-    """The CRM answered 401: have the token renewed, once, should it be another than the clock says.
+def doubt(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> bool:
+    """The CRM answered this thread 401: have the token renewed, once, should it have ended before the clock says so.
+
+    True when the call may be made again at once, with another token: it is renewed before the next call, or was by
+    another worker since this thread read it. Some CRMs never say how long a token lives, and tell of its end so.
 
     Call in the transaction that notes the refusal. Tenants that have credentials of their own are left alone.
     """
     if not tenant.by_oauth:
-        return
+        return False
     g = oauth_grants.c
-    old = sa.and_(g.tenant_id == tenant.tenant_id, g.state == "live", g.renewed_at < _CLOCK - _DOUBT_AGAIN)
+    live = sa.and_(g.tenant_id == tenant.tenant_id, g.state == "live")
+    old = sa.and_(live, g.renewed_at < _CLOCK - _DOUBT_AGAIN)
     if conn.execute(sa.update(oauth_grants).where(old).values(due_at=_CLOCK, expires_at=_CLOCK)).rowcount:
         work.want(conn, tenant.tenant_id, "tokens")
+    else:
+        sealed = conn.execute(sa.select(g.sealed_access).where(live)).scalar_one_or_none()
+        used = runtime.token_in_use(tenant.tenant_id)
+        if sealed is None or used is None or runtime.vault.open(tenant.tenant_id, ACCESS, sealed) == used:
+            return False
+    runtime.forget_secrets()
+    return True
 
 
 def client(runtime: Runtime, tenant: Tenant) -> Client:
@@ -173,13 +184,15 @@ def _kept(runtime: Runtime, tenant: Tenant, tokens: Tokens) -> dict[str, Any]:
 
 
 @contextmanager
-def _token_client(runtime: Runtime, app: Tenant) -> Iterator[Client]:
-    """A client for the CRM's token address; an app with an address of its own (a sandbox) asks there."""
-    parts = urlsplit(_spec(app).token_url)
+def _token_client(runtime: Runtime, tenant: Tenant, app: Tenant) -> Iterator[Client]:
+    """A client for the CRM's token address: the tenant's own, else that of the app (a sandbox), else the CRM's."""
+    spec = _spec(tenant)
+    parts = urlsplit(spec.token_url)
+    own = tenant.base_url if spec.own_host else None
     with at_rest(runtime.engine) as conn:
         runtime.database_clock.read(conn)
     with Client(
-        app.base_url or f"{parts.scheme}://{parts.netloc}",
+        own or app.base_url or f"{parts.scheme}://{parts.netloc}",
         {},
         Credentials(),
         now=runtime.database_clock.now,
@@ -228,7 +241,8 @@ def begin(runtime: Runtime, ticket: str) -> tuple[str, str] | None:
         state = _new_state(
             conn, tenant_id, browser_hash=_hash(browser), sealed_verifier=_sealed(runtime, tenant, verifier)
         )
-    return calls.consent_url(spec, app, state, verifier, at=said.get("authorize_url")), browser
+    own = f"{tenant.base_url}{urlsplit(spec.authorize_url).path}" if spec.own_host and tenant.base_url else None
+    return calls.consent_url(spec, app, state, verifier, at=own or said.get("authorize_url")), browser
 
 
 def finish(runtime: Runtime, state: str, browser: str, code: str) -> tuple[Tenant, str | None]:
@@ -251,7 +265,7 @@ def finish(runtime: Runtime, state: str, browser: str, code: str) -> tuple[Tenan
         tenant = runtime.tenant(conn, tenant_id)
         app_tenant, app = apps.app_credentials(runtime, conn, tenant.crm)
     verifier = runtime.vault.open(tenant_id, _VERIFIER, row.sealed_verifier) if row.sealed_verifier else None
-    with _token_client(runtime, app_tenant) as made:
+    with _token_client(runtime, tenant, app_tenant) as made:
         tokens = calls.redeem(made, _spec(tenant), app, code, verifier)
     _grant(runtime, tenant, tokens)
     return tenant, tokens.account

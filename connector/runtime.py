@@ -252,9 +252,15 @@ class Runtime:
             allow_private_hosts=self.settings.allow_private_hosts,
             refine=adapter.refine,
             asks_to_wait=adapter.asks_to_wait,
+            words=adapter.words,
         )
         kept[tenant.tenant_id] = _Kept(said, base_url, client, time.monotonic())
         return client
+
+    def token_in_use(self, tenant_id: UUID) -> str | None:
+        """The access token of this thread's client for the tenant."""
+        kept: dict[UUID, _Kept] = self._local.__dict__.get("clients", {})
+        return kept[tenant_id].client.credentials.secrets.get("access_token") if tenant_id in kept else None
 
     def _granted(self, conn: sa.Connection, tenant: Tenant) -> tuple[str, str | None]:
         """The access token that the account granted, and the address it comes with.

@@ -168,6 +168,7 @@ def _served_by_app(tenant: Tenant) -> bool:
 def install(runtime: Runtime, tenant: Tenant) -> Installed:
     """Sync the agents, subscribe the hook, start the chores. Repeating it repairs what is missing."""
     counts = chores.sync_agents(runtime, tenant)
+    _name_account(runtime, tenant)
     of_app = _served_by_app(tenant)
     with runtime.engine.connect() as conn:
         url = hook_url(runtime, conn, apps.app_tenant(runtime, conn, tenant.crm) if of_app else tenant)
@@ -183,6 +184,16 @@ def install(runtime: Runtime, tenant: Tenant) -> Installed:
     runtime.wake()
     topics = tuple(sorted({hook.topic for hook in subscribed.hooks if hook.active}))
     return Installed(url, counts, topics, subscribed.by_hand)
+
+
+def _name_account(runtime: Runtime, tenant: Tenant) -> None:
+    """Keep which account it is, for a CRM whose deliveries name theirs: those of other accounts are then refused."""
+    account = tenant.adapter.account(oauth.client(runtime, tenant))
+    if account is not None:
+        with unit(runtime.engine) as (conn, _):
+            here = tenants.c.tenant_id == tenant.tenant_id
+            conn.execute(sa.update(tenants).where(here).values(account_ref=account))
+        runtime.hooks.clear()
 
 
 def uninstall(runtime: Runtime, tenant: Tenant, *, force: bool = False) -> int:

@@ -262,8 +262,9 @@ class Sender:
             try:
                 written = self._write(job.adapter.set_owner, job.client, lead, job.agent_ref)
             except CrmError as error:
-                if error.outcome is Outcome.REFUSED and not self._agent_active(job):
-                    refuse(runtime, job, sent=self._sent)
+                refused = error.outcome in (Outcome.REFUSED, Outcome.AGENT_REFUSED)
+                if refused and (not self._agent_active(job) or error.outcome is Outcome.AGENT_REFUSED):
+                    refuse(runtime, job, sent=self._sent, why=error.text)
                     return
                 if error.outcome is Outcome.CONFLICT:
                     continue
@@ -381,10 +382,11 @@ class Sender:
             # A note that is forbidden says nothing of owners: the right to write notes is one of its own.
             lane = "note" if row.kind == "note" and outcome is Outcome.FORBIDDEN else "all"
             with unit(self._runtime.engine) as (conn, _):
+                if outcome is Outcome.REAUTHORISE and tenant is not None and oauth.doubt(self._runtime, conn, tenant):
+                    self._put_back(conn, tenant_id, lease, row, after=0.0, counts=False, reason=outcome.value)
+                    return
                 breaker.shut_breaker(conn, tenant_id, seconds=_REFUSED_WAIT, reason=outcome.value, lane=lane)
                 open_alarm(conn, tenant_id, "crm_refuses_us", outcome.value, error.text)
-                if outcome is Outcome.REAUTHORISE and tenant is not None:
-                    oauth.doubt(conn, tenant)
                 self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
             return
         if outcome is Outcome.GONE:
@@ -395,7 +397,7 @@ class Sender:
             else:
                 gone(self._runtime, job, sent=self._sent)
             return
-        if row.attempt + 1 >= _TRIES or outcome is Outcome.REFUSED:
+        if row.attempt + 1 >= _TRIES or outcome in (Outcome.REFUSED, Outcome.AGENT_REFUSED):
             self._park(tenant_id, lease, row, f"{outcome.value}_{error.status or error.fault or 'no_answer'}", error)
             return
         with unit(self._runtime.engine) as (conn, _):

@@ -172,17 +172,17 @@ def every_topic_has_a_fixture(kit: Kit) -> None:
 @check()
 def an_unknown_topic_is_ignored(kit: Kit) -> None:
     for fixture in deliveries(kit.name):
-        body = json.loads(fixture.body)
+        body = kit.load(fixture.body)
         for topic in ("somethingNew", "Ünknown", "x" * 200):
             headers = {**fixture.headers, **kit.topic_headers(topic)}
             if isinstance(body, dict) or kit.topic_headers(topic):
-                assert [e.kind for e in events(kit, kit.retopic(body, topic), **headers)] == [EventKind.UNKNOWN]
+                assert {e.kind for e in events(kit, kit.retopic(body, topic), **headers)} == {EventKind.UNKNOWN}
 
 
 @check()
 def extra_fields_are_ignored(kit: Kit) -> None:
     for fixture in deliveries(kit.name):
-        body = json.loads(fixture.body)
+        body = kit.load(fixture.body)
         if isinstance(body, dict):
             more = {"zzNew": {"deep": [1, None, {}]}, **body, "zz": "x"}
             assert events(kit, more, **fixture.headers) == events(kit, body, **fixture.headers)
@@ -196,7 +196,7 @@ def a_required_field_that_is_gone_or_wrong_parks(kit: Kit) -> None:
             for value in (..., None, True, {"a": 1}, [[]]):
                 if value is ... and isinstance(path[-1], int):
                     continue
-                assert parks(kit, replaced(json.loads(fixture.body), path, value), **fixture.headers), (path, value)
+                assert parks(kit, replaced(kit.load(fixture.body), path, value), **fixture.headers), (path, value)
 
 
 @check(Capability.BATCH_DELIVERY)

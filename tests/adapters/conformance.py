@@ -8,7 +8,6 @@ running service) registers its own with :func:`check` and is imported beside the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -75,7 +74,7 @@ def rejected(kit: Kit, request: WebhookRequest, *secrets: bytes, now: datetime =
 
 
 def events(kit: Kit, body: Any, **headers: str) -> list[Event]:
-    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent = body if isinstance(body, bytes) else kit.dump(body)
     return kit.adapter.parse(kit.signed(sent, headers=headers))
 
 

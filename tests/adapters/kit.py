@@ -145,6 +145,7 @@ class Kit(ABC):
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths without which it is unreadable
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths of texts that events carry
     ponds: ClassVar[bool] = True  # whether this CRM has shared buckets of leads
+    pond_is_owner: ClassVar[bool] = False  # where a bucket has a lead, nobody owns it
     zone: ClassVar[str | None] = "America/Denver"  # of every agent of the fake; None where the CRM tells none
     shows_deactivated: ClassVar[bool] = True  # else a deactivated agent is listed no more, which counts as gone
     url: str = "https://hooks.example.com/hooks/token"  # of the hook; some CRMs sign it
@@ -157,6 +158,14 @@ class Kit(ABC):
     @abstractmethod
     def sign(self, body: bytes, secret: bytes, at: datetime = NOW, headers: Mapping[str, str] = {}) -> dict[str, str]:
         """All headers of a delivery, signed as the CRM would with `secret`, however odd it is."""
+
+    def load(self, body: bytes) -> Any:
+        """The body of a delivery, parsed; for a CRM that sends no JSON as if it were."""
+        return json.loads(body)
+
+    def dump(self, body: Any) -> bytes:
+        """A parsed body as it is sent."""
+        return json.dumps(body).encode()
 
     @abstractmethod
     def retopic(self, body: Any, topic: str) -> Any:
@@ -207,6 +216,7 @@ class Kit(ABC):
                 deadline=5.0,
                 refine=self.adapter.refine,
                 asks_to_wait=self.adapter.asks_to_wait,
+                words=self.adapter.words,
             ) as client,
         ):
             yield Running(client, fake, server)

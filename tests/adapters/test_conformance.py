@@ -49,7 +49,8 @@ def test_the_suite_fails_a_broken_adapter(name: str) -> None:
 
 def test_the_registry_names_its_adapters() -> None:
     assert registry.names() == (
-        "bottlecrm", "espocrm", "followupboss", "frappe", "generic", "hubspot", "odoo", "twenty"
+        "bottlecrm", "espocrm", "followupboss", "frappe", "generic", "hubspot", "odoo", "salesforce",
+        "twenty",
     )  # fmt: skip
     assert [registry.adapter(n).name for n in registry.names()] == list(registry.names())
     with pytest.raises(registry.UnknownAdapter, match="'nocrm' is not known; use one of bottlecrm, e"):

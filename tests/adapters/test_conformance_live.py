@@ -99,7 +99,7 @@ class Live(Rig):
         self.kit.url = self.hook_url
         if Capability.BATCH_DELIVERY in self.kit.adapter.capabilities:
             topics = [topic for topic, what in self.kit.adapter.topics.items() if what is kind]
-            body = json.dumps(self.kit.retopic(self.kit.batch(refs), topics[0])).encode()
+            body = self.kit.dump(self.kit.retopic(self.kit.batch(refs), topics[0]))
             headers = self.kit.topic_headers(topics[0])
         else:
             told = next(f for f in deliveries(self.crm) if [e["kind"] for e in f.about["events"]] == [kind])
