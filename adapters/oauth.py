@@ -36,7 +36,8 @@ class OAuth:
 
     `account` reads the CRM's id of the account out of a token answer, `base_url` the address of its API where each
     account has its own. `replaces` names the secrets of a tenant that the app has instead. With `own_host` consent and
-    tokens are had at the tenant's own base address, where it names one.
+    tokens are had at the tenant's own base address, where it names one. `revoke_url` is where a token is given back
+    (RFC 7009); None where the CRM has no such address.
     """
 
     authorize_url: str
@@ -47,6 +48,7 @@ class OAuth:
     base_url: Callable[[Fields], str | None] = lambda _: None
     replaces: frozenset[str] = frozenset()
     own_host: bool = False
+    revoke_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,12 @@ def redeem(client: Client, oauth: OAuth, app: App, code: str, verifier: str | No
 def renew(client: Client, oauth: OAuth, app: App, refresh: str) -> Tokens:
     """New tokens for a refresh token. Raises :class:`DeadGrant`, or another :class:`CrmError` to try again after."""
     return _ask(client, oauth, app, {"grant_type": "refresh_token", "refresh_token": refresh})
+
+
+def revoke(client: Client, oauth: OAuth, refresh: str) -> None:
+    """Give the grant of a refresh token back. Raises :class:`CrmError`."""
+    if oauth.revoke_url is not None:
+        client.post(urlsplit(oauth.revoke_url).path, data={"token": refresh})
 
 
 def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tokens:

@@ -49,7 +49,9 @@ _CLOCK = sa.func.clock_timestamp()
 REFRESH, _VERIFIER = "oauth_refresh", "oauth_verifier"
 _ALARM = "reconnect_needed"
 
-__all__ = ["ACCESS", "LINK_LIVES", "MARGIN", "REFRESH", "begin", "client", "doubt", "finish", "link", "renew"]
+__all__ = [
+    "ACCESS", "LINK_LIVES", "MARGIN", "REFRESH", "begin", "client", "doubt", "finish", "give_back", "link", "renew",
+]  # fmt: skip
 
 _log = log.get("oauth")
 
@@ -107,6 +109,23 @@ def renew(runtime: Runtime, tenant: Tenant, *, look_again: float = 60.0) -> floa
         close_alarm(conn, tenant.tenant_id, _ALARM)
     runtime.forget_secrets()
     return _until_due(tokens)
+
+
+def give_back(runtime: Runtime, tenant: Tenant) -> None:
+    """Tell the CRM that the grant is not needed any more. One that cannot be told keeps it until its admin ends it."""
+    g = oauth_grants.c
+    with at_rest(runtime.engine) as conn:
+        sealed = conn.execute(
+            sa.select(g.sealed_refresh).where(g.tenant_id == tenant.tenant_id, g.state == "live")
+        ).scalar_one_or_none()
+        app_tenant, _ = apps.app_credentials(runtime, conn, tenant.crm)
+    if sealed is None:
+        return
+    try:
+        with _token_client(runtime, tenant, app_tenant) as made:
+            calls.revoke(made, _spec(tenant), runtime.vault.open(tenant.tenant_id, REFRESH, sealed))
+    except CrmError as error:
+        _log.warning("grant not given back", tenant=tenant.name, outcome=error.outcome.value, status=error.status)
 
 
 def doubt(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> bool:

@@ -13,11 +13,11 @@ from adapters import registry
 from adapters.base import Capability, Finding, Subscribed
 from adapters.outcome import CrmError
 from connector import apps, chores, flags, manifest, oauth
-from connector.database import new_id, unit
+from connector.database import at_rest, new_id, unit
 from connector.errors import SettingsError, TurnlockError
 from connector.hooks import OLD_SECRET_LIVES, hook_url, new_hook, set_secret, store_secret
 from connector.runtime import Runtime, Tenant
-from connector.tables import hooks, oauth_grants, oauth_states, secrets
+from connector.tables import deliveries, hooks, oauth_grants, oauth_states, secrets
 from routing.tables import tenants
 
 __all__ = [
@@ -211,6 +211,8 @@ def uninstall(runtime: Runtime, tenant: Tenant, *, force: bool = False) -> int:
     except CrmError as error:
         if not force:
             raise TurnlockError(f"{error}\nThe hooks were not removed; try again, or use --force to go on") from error
+    if tenant.by_oauth:
+        oauth.give_back(runtime, tenant)
     with unit(runtime.engine) as (conn, _):
         c = tenants.c
         conn.execute(
@@ -236,7 +238,22 @@ def check(runtime: Runtime, tenant: Tenant) -> list[Finding]:
         client = oauth.client(runtime, tenant)
     except CrmError as error:
         return [Finding("connection", False, str(error.status or error.outcome), error.text)]
-    return tenant.adapter.check(client, url)
+    found = tenant.adapter.check(client, url)
+    # Where hooks cannot be looked at, only what they sent shows whether they stand.
+    unseen = Capability.WEBHOOK_API not in tenant.adapter.capabilities
+    return [*found, _deliveries(runtime, tenant)] if unseen else found
+
+
+def _deliveries(runtime: Runtime, tenant: Tenant) -> Finding:
+    d = deliveries.c
+    age = sa.extract("epoch", sa.func.clock_timestamp() - d.received_at)
+    newest = sa.select(age).where(d.tenant_id == tenant.tenant_id, d.source == "webhook")
+    with at_rest(runtime.engine) as conn:
+        seconds = conn.execute(newest.order_by(d.received_at.desc()).limit(1)).scalar_one_or_none()
+    if seconds is None:
+        return Finding("deliveries", True, "none yet")
+    minutes = int(seconds) // 60
+    return Finding("deliveries", True, f"the last came {minutes} min ago" if minutes else "the last came just now")
 
 
 def set_sending(runtime: Runtime, tenant: Tenant, sending: bool) -> None:
