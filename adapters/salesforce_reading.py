@@ -43,13 +43,15 @@ def is_id(ref: str) -> bool:
     return re.fullmatch("(?=[A-Za-z]*[0-9])[0-9A-Za-z]{1,18}", ref) is not None
 
 
-def quoted(text: str) -> str:
-    r"""A text in a query: ``\`` and ``'`` are escaped, and so are line ends and other control characters.
+# SOQL and SOSL Reference, Quoted String Escapes (sforce_api_calls_soql_select_quotedstringescapes).
+_ESCAPES = str.maketrans(
+    {"\\": "\\\\", "'": "\\'", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+)
 
-    Source: SOQL and SOSL Reference, Quoted String Escape Sequences.
-    """
-    text = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
-    return "'" + re.sub("[\x00-\x1f\x7f]", " ", text) + "'"
+
+def quoted(text: str) -> str:
+    """A text as one value of a query."""
+    return f"'{text.translate(_ESCAPES)}'"
 
 
 def any_of(refs: Iterable[str]) -> str:

@@ -62,7 +62,7 @@ class FakeSalesforce(Fake):
     def handle(self, asked: Received) -> Reply:
         if asked.headers.get("authorization") != f"Bearer {self.token}":
             return error("INVALID_SESSION_ID", "Session expired or invalid", 401)
-        path = asked.path
+        path = asked.path.rstrip("/")
         if path == _DATA:
             clock = (NOW + self.clock_is_off).strftime("%a, %d %b %Y %H:%M:%S GMT")
             link = f"https://login.salesforce.com/id/{ACCOUNT}/{USER}"
@@ -71,7 +71,8 @@ class FakeSalesforce(Fake):
             return Reply(body={"DailyApiRequests": {"Max": 15000, "Remaining": 14998}})
         if path in (f"{_DATA}/query", f"{_DATA}/queryAll"):
             assert len(asked.query["q"]) < 16_000
-            return self._query(asked.query["q"], path.endswith("All"), int(asked.headers["sforce-query-options"][10:]))
+            size = int(asked.headers.get("sforce-query-options", "batchSize=2000").removeprefix("batchSize="))
+            return self._query(asked.query["q"], path.endswith("All"), size)
         if path.startswith(f"{_DATA}/query/"):
             return self._page(path.rpartition("/")[2])
         if path == f"{_DATA}/sobjects/Task":
@@ -140,7 +141,7 @@ class FakeSalesforce(Fake):
             gone = row.ref in self.deleted
             if gone and not deleted:
                 continue
-            kind = "Queue" if row.pond else "User" if row.owner else None
+            kind = "User" if row.owner else "Queue" if row.pond else None
             yield {
                 "Id": row.ref, "OwnerId": row.owner or row.pond, "Owner.Type": kind, "IsDeleted": gone,
                 "IsConverted": row.ref in self.converted, "MasterRecordId": self.deleted.get(row.ref),

@@ -11,9 +11,9 @@ from typing import Any
 Row = Mapping[str, Any]
 Test = Callable[[Row], bool]
 
-_TOKEN = re.compile(r"""\s*('(?:[^'\\]|\\.)*'|[0-9]{4}-[0-9T:-]+Z|[A-Za-z_][A-Za-z0-9_.]*|[0-9]+|>=|<=|!=|[=<>(),])""")
+_TOKEN = re.compile(r"[ ]*('(?:[^'\\]|\\.)*'|[0-9]{4}-[0-9T:-]+Z|[A-Za-z_][A-Za-z0-9_.]*|[0-9]+|>=|[=(),])", re.DOTALL)
 _WORDS = frozenset({"SELECT", "FROM", "WHERE", "AND", "OR", "IN", "ORDER", "BY", "LIMIT", "ASC", "DESC"})
-_ESCAPES = {"n": "\n", "r": "\r"}
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
 
 class Malformed(Exception):
@@ -42,7 +42,7 @@ class Query:
 class _Reader:
     def __init__(self, text: str) -> None:
         self.tokens: list[str] = []
-        at, text = 0, text.strip()
+        at, text = 0, text.strip(" ")
         while at < len(text):
             found = _TOKEN.match(text, at)
             if found is None:

@@ -13,6 +13,15 @@ import pytest
 import responses
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simple_salesforce import Salesforce as Library
+from simple_salesforce.exceptions import (
+    SalesforceError,
+    SalesforceExpiredSession,
+    SalesforceMalformedRequest,
+    SalesforceRefusedRequest,
+    SalesforceResourceNotFound,
+)
+from simple_salesforce.format import quote_soql_value
 
 from adapters import salesforce_reading as reading
 from adapters.base import Credentials, EventKind, Unreadable, WebhookRequest
@@ -24,7 +33,7 @@ from adapters.salesforce import Salesforce
 from routing.model import Lead, UnassignedDefinition
 from tests.adapters import soql
 from tests.adapters.kit import NOW, AgentRow, LeadRow, Running, Scripted, fixtures, kit, plain
-from tests.adapters.kit_salesforce import ACCOUNT, USER, FakeSalesforce, message
+from tests.adapters.kit_salesforce import ACCOUNT, USER, FakeSalesforce, error, message
 from tests.adapters.loopback import Reply
 
 CRM = Salesforce()
@@ -191,10 +200,10 @@ def test_the_answer_is_the_ack_that_ends_the_repeats() -> None:
 @given(st.text(st.characters(max_codepoint=0x2FFF, exclude_categories=["Cs"]), max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_a_quoted_text_is_one_value_of_a_query(text: str) -> None:
+    assert reading.quoted(text) == quote_soql_value(text)  # of the library simple-salesforce
     query = soql.read(f"SELECT Id FROM Lead WHERE Name = {reading.quoted(text)}")
-    meant = "".join(c if (c >= " " and c != "\x7f") or c in "\n\r" else " " for c in text)
-    assert query.fits({"Name": meant})
-    assert not query.fits({"Name": meant + "x"})
+    assert query.fits({"Name": text})
+    assert not query.fits({"Name": text + "x"})
 
 
 def test_a_lead_in_our_words(mock: responses.RequestsMock) -> None:
@@ -508,6 +517,64 @@ def test_what_is_by_hand_names_the_address_and_each_step() -> None:
     assert "https://hooks.example.com/hooks/t" in steps[0]
     for step, word in zip(steps, ("Outbound Messages", "record-triggered", "turnlock check"), strict=True):
         assert word in step
+
+
+# -- another client of the API: simple-salesforce reads what the adapter's fake says as the adapter does -------------
+
+
+@pytest.fixture
+def library(running: Running) -> Library:
+    made = Library(instance_url="https://acme.my.salesforce.com", session_id="canary-session-1", version="66.0")
+    made.base_url = f"{running.server.url}/services/data/v66.0/"
+    return made
+
+
+def test_another_client_reads_the_same_leads(running: Running, library: Library) -> None:
+    running.fake.add_leads(*(LeadRow(str(5000 + n), owner=str(n % 7 + 1)) for n in range(230)))
+    page = library.query("SELECT Id, OwnerId FROM Lead ORDER BY Id")
+    seen = {row["Id"]: row["OwnerId"] for row in page["records"]}
+    while not page["done"]:
+        page = library.query_more(page["nextRecordsUrl"].rpartition("/")[2])
+        seen |= {row["Id"]: row["OwnerId"] for row in page["records"]}
+    ours = CRM.fetch_leads(running.client, sorted(seen))
+    assert {ref: lead.owner_ref for ref, lead in ours.items()} == seen
+    assert len(seen) == 230
+    assert library.api_usage["api-usage"].used == 18
+    assert reading.calls_used(running.fake.usage) == 18 / 5000
+
+
+def test_another_client_sets_an_owner_that_the_adapter_sees(running: Running, library: Library) -> None:
+    running.fake.add_leads(LeadRow("5001", pond="7"))
+    since = reading.unmodified_since(CRM.fetch_leads(running.client, ["5001"])["5001"])
+    headers = {"If-Unmodified-Since": since, "Sforce-Auto-Assign": "FALSE"}
+    wrote = Library.__getattr__(library, "Lead")
+    wrote.base_url = f"{library.base_url}sobjects/Lead/"
+    assert wrote.update("5001", {"OwnerId": "13"}, headers=headers) == 204
+    assert CRM.fetch_leads(running.client, ["5001"])["5001"].owner_ref == "13"
+    with pytest.raises(SalesforceError) as late:
+        wrote.update("5001", {"OwnerId": "14"}, headers=headers)
+    assert late.value.status == 412
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "theirs", "ours"),
+    [
+        (401, "INVALID_SESSION_ID", SalesforceExpiredSession, Outcome.REAUTHORISE),
+        (403, "INSUFFICIENT_ACCESS_OR_READONLY", SalesforceRefusedRequest, Outcome.FORBIDDEN),
+        (404, "NOT_FOUND", SalesforceResourceNotFound, Outcome.GONE),
+        (400, "MALFORMED_ID", SalesforceMalformedRequest, Outcome.REFUSED),
+    ],
+)
+def test_another_client_takes_errors_alike(
+    running: Running, library: Library, status: int, code: str, theirs: type[Exception], ours: Outcome
+) -> None:
+    running.server.handle = lambda _: error(code, status=status)
+    with pytest.raises(theirs) as caught:
+        library.restful("sobjects/Lead/00Q1")
+    assert caught.value.content[0]["errorCode"] == code  # type: ignore[attr-defined]
+    with pytest.raises(CrmError) as mine:
+        CRM.set_owner(running.client, Lead(ref="00Q1", updated_at=NOW), "12")
+    assert mine.value.outcome is ours
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
