@@ -166,11 +166,14 @@ def optional_fields(said: Mapping[str, str]) -> list[str]:
 
 
 def unknown_column(data: Any) -> str | None:
-    """The field that a query was refused for: it does not exist, or the connected user may not see it."""
+    """The field that a query was refused for: it does not exist, or the connected user may not see it.
+
+    An empty text where Salesforce does not name it, None where the query was not refused for a field.
+    """
     for error in _errors(data):
         if error.text("errorCode") == "INVALID_FIELD":
             found = re.search("No such column '([A-Za-z0-9_.]{1,200})'", error.text("message") or "")
-            return found[1] if found else None
+            return found[1] if found else ""
     return None
 
 
@@ -314,6 +317,10 @@ ERRORS: Mapping[str, tuple[Outcome, str]] = MappingProxyType(
         "TRANSFER_REQUIRES_READ": (
             Outcome.AGENT_REFUSED,
             "The agent may not read leads in Salesforce. Give the agent's profile read on leads.",
+        ),
+        "ENTITY_FAILED_IFLASTMODIFIED_ON_UPDATE_CHECK": (
+            Outcome.CONFLICT,
+            "Somebody changed the lead in Salesforce meanwhile. Turnlock reads it again.",
         ),
         "ENTITY_IS_DELETED": (Outcome.GONE, "The lead was deleted in Salesforce."),
         "CANNOT_UPDATE_CONVERTED_LEAD": (Outcome.GONE, "The lead was converted in Salesforce."),

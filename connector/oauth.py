@@ -113,12 +113,13 @@ def renew(runtime: Runtime, tenant: Tenant, *, look_again: float = 60.0) -> floa
 
 def give_back(runtime: Runtime, tenant: Tenant) -> None:
     """Tell the CRM that the grant is not needed any more. One that cannot be told keeps it until its admin ends it."""
+    if _spec(tenant).revoke_url is None:
+        return
     g = oauth_grants.c
+    live = sa.and_(g.tenant_id == tenant.tenant_id, g.state == "live")
     with at_rest(runtime.engine) as conn:
-        sealed = conn.execute(
-            sa.select(g.sealed_refresh).where(g.tenant_id == tenant.tenant_id, g.state == "live")
-        ).scalar_one_or_none()
-        app_tenant, _ = apps.app_credentials(runtime, conn, tenant.crm)
+        sealed = conn.execute(sa.select(g.sealed_refresh).where(live)).scalar_one_or_none()
+        app_tenant = apps.app_tenant(runtime, conn, tenant.crm)
     if sealed is None:
         return
     try:
@@ -260,7 +261,9 @@ def begin(runtime: Runtime, ticket: str) -> tuple[str, str] | None:
         state = _new_state(
             conn, tenant_id, browser_hash=_hash(browser), sealed_verifier=_sealed(runtime, tenant, verifier)
         )
-    own = f"{tenant.base_url}{urlsplit(spec.authorize_url).path}" if spec.own_host and tenant.base_url else None
+    own = None
+    if spec.own_host and tenant.base_url:
+        own = tenant.base_url.rstrip("/") + urlsplit(spec.authorize_url).path
     return calls.consent_url(spec, app, state, verifier, at=own or said.get("authorize_url")), browser
 
 

@@ -260,8 +260,9 @@ def test_a_field_that_cannot_be_seen_is_left_out_and_told(running: Running) -> N
     assert fields.what == "not readable: beds__c, gone__c, phone"
 
 
-def test_an_owner_that_cannot_be_seen_stops_all(running: Running) -> None:
-    running.fake.hidden = {"OwnerId"}
+@pytest.mark.parametrize("hidden", ["OwnerId", "Owner.Type"])
+def test_an_owner_that_cannot_be_seen_stops_all(running: Running, hidden: str) -> None:
+    running.fake.hidden = {hidden}
     running.fake.add_leads(LeadRow("5001"))
     with pytest.raises(CrmError) as caught:
         CRM.fetch_leads(running.client, ["5001"])
@@ -461,9 +462,12 @@ def test_each_error_of_an_owner_write(
     assert "example.com" not in f"{caught.value!r} {caught.value}"
 
 
-@pytest.mark.parametrize("status", [409, 412])
-def test_a_conflict_is_no_error(status: int, mock: responses.RequestsMock) -> None:
-    mock.add("PATCH", f"{BASE}/services/data/v66.0/sobjects/Lead/00Q1", b"", status=status)
+@pytest.mark.parametrize(
+    ("status", "body"), [(409, b""), (412, b""), (400, no("ENTITY_FAILED_IFLASTMODIFIED_ON_UPDATE_CHECK"))]
+)
+def test_a_conflict_is_no_error(status: int, body: Any, mock: responses.RequestsMock) -> None:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    mock.add("PATCH", f"{BASE}/services/data/v66.0/sobjects/Lead/00Q1", raw, status=status)
     with client_of(BASE) as client:
         assert CRM.set_owner(client, Lead(ref="00Q1", updated_at=NOW), "0051").conflict
 

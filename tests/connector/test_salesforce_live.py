@@ -21,6 +21,7 @@ from adapters.client import Client
 from adapters.salesforce_reading import ACK, id18
 from connector import apps, oauth, tenants
 from connector.chores import sweep
+from connector.database import unit
 from connector.errors import TurnlockError
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox
@@ -193,12 +194,17 @@ def live(fresh: Sales) -> Sales:
 def test_from_the_admins_consent_to_a_lead_with_its_agent(fresh: Sales) -> None:
     (finding,) = tenants.check(fresh.runtime, fresh.tenant)
     assert "turnlock connect" in finding.fix
+
+    def last_delivery() -> str:
+        return next(f.what for f in tenants.check(fresh.runtime, fresh.tenant) if f.where == "deliveries")
+
     page = fresh.connect()
     assert page.status == 200
     assert f"account {ACCOUNT}".encode() in page.body
     steps = tenants.install(fresh.runtime, fresh.tenant).by_hand
     assert fresh.hook_url in steps[0]
     fresh.configure(CONFIG)
+    assert last_delivery() == "none yet"
     fresh.start_worker()
     fresh.queued("5001", "5002")
     fresh.fake.add_leads(LeadRow("5003", pond=OTHER_QUEUE), LeadRow("5004", owner="14"))
@@ -215,6 +221,9 @@ def test_from_the_admins_consent_to_a_lead_with_its_agent(fresh: Sales) -> None:
     }
     assert {asked.path.split("/")[2] for asked in fresh.server.received} == {"data"}
     assert all(f.ok for f in tenants.check(fresh.runtime, fresh.tenant))
+    assert last_delivery().startswith("the last came ")
+    (kept,) = fresh.rows(sa.text("SELECT sealed_access, sealed_refresh FROM oauth_grants"))
+    assert all(b"canary" not in bytes(value) for value in kept)
 
 
 def test_the_account_of_a_copy_is_refused_and_its_messages_change_nothing(live: Sales) -> None:
@@ -249,9 +258,26 @@ def test_what_could_not_be_stored_is_not_acknowledged_and_comes_again(
     assert live.decisions("5001") == [("new", "assigned", "12")]
 
 
+def test_a_token_that_ends_between_reading_and_writing_costs_no_pause(live: Sales) -> None:
+    def ends() -> None:
+        live.before_write = lambda: None
+        live.session_ends()
+
+    live.queued("5001")
+    live.before_write = ends
+    assert is_ack(live.message("5001"))
+    live.owned("5001")
+    live.settle_owners()
+    live.audit()
+    assert (live.turns(), live.login.given) == (["12"], 2)
+    assert "crm_refuses_us" not in live.alarms()
+
+
 def test_a_token_that_ended_is_renewed_once_and_the_calls_are_made_again(live: Sales) -> None:
     refs = [str(5000 + n) for n in range(24)]
     live.queued(*refs)
+    due = "SELECT count(*) FROM chores WHERE tenant_id = :t AND due_at <= clock_timestamp()"
+    until(lambda: live.one(due) == 0, what="quiet chores")  # else one of them may be the first to hear of it
     live.session_ends()
     for start in range(0, 24, 6):
         assert is_ack(live.message(*refs[start : start + 6]))
@@ -261,6 +287,20 @@ def test_a_token_that_ended_is_renewed_once_and_the_calls_are_made_again(live: S
     assert not live.login.dead  # no refresh token was used twice
     assert "crm_refuses_us" not in live.alarms()
     assert "reconnect_needed" not in live.alarms()
+
+
+def test_a_token_that_another_worker_renewed_is_not_doubted_again(live: Sales) -> None:
+    runtime, tenant = live.runtime, live.tenant
+    live.stop_worker()
+    used = oauth.client(runtime, tenant).credentials.secrets["access_token"]
+    live.sql("UPDATE oauth_grants SET due_at = clock_timestamp() WHERE tenant_id = :t")
+    oauth.renew(runtime, tenant)
+    with unit(runtime.engine) as (conn, _):
+        assert oauth.doubt(runtime, conn, tenant)  # what was refused is the token from before
+    assert oauth.client(runtime, tenant).credentials.secrets["access_token"] != used
+    with unit(runtime.engine) as (conn, _):
+        assert not oauth.doubt(runtime, conn, tenant)  # refused although it is new: not a matter of the token
+    assert len(live.login.asked) == 2
 
 
 def test_an_account_that_was_moved_is_called_where_it_is_now(live: Sales) -> None:
@@ -290,24 +330,13 @@ def test_a_consent_that_was_taken_back_needs_a_human_and_then_all_goes_on(live: 
     assert "reconnect_needed" not in live.alarms()
 
 
-def test_another_account_may_not_be_connected_twice(live: Sales) -> None:
-    first = live.tenant
-    live.add("beta")
-    page = live.connect()
-    assert page.status == 400
-    assert b"connected as another tenant" in page.body
-    live.tenant = first
-
-
 @pytest.mark.parametrize(
     "refusal",
     [
         error("UNABLE_TO_LOCK_ROW", "unable to obtain exclusive access to this record"),
         error("REQUEST_LIMIT_EXCEEDED", "ConcurrentRequests (Concurrent API Requests) Limit exceeded.", 403),
-        error("SERVER_UNAVAILABLE", status=503),
-        error("UNKNOWN_EXCEPTION", status=500),
     ],
-    ids=["locked", "too many at once", "unavailable", "unknown"],
+    ids=["locked", "too many at once"],
 )
 def test_what_salesforce_cannot_do_now_is_done_later(live: Sales, refusal: Reply) -> None:
     live.refusals.append(refusal)
@@ -321,9 +350,8 @@ def test_what_salesforce_cannot_do_now_is_done_later(live: Sales, refusal: Reply
     assert live.turns() == ["12"]
 
 
-@pytest.mark.parametrize("code", ["INACTIVE_OWNER_OR_USER", "TRANSFER_REQUIRES_READ"])
-def test_an_agent_whom_salesforce_does_not_take_is_passed_over(live: Sales, code: str) -> None:
-    live.refusals.append(error(code))  # the list of users shows them as active
+def test_an_agent_whom_salesforce_does_not_take_is_passed_over(live: Sales) -> None:
+    live.refusals.append(error("TRANSFER_REQUIRES_READ"))  # the list of users shows them as active
     live.queued("5001")
     assert is_ack(live.message("5001"))
     live.owned("5001")
@@ -333,16 +361,12 @@ def test_an_agent_whom_salesforce_does_not_take_is_passed_over(live: Sales, code
     live.audit()
 
 
-@pytest.mark.parametrize("code", ["ENTITY_IS_DELETED", "CANNOT_UPDATE_CONVERTED_LEAD"])
-def test_a_lead_that_is_none_any_more_is_dropped_and_the_turn_given_back(live: Sales, code: str) -> None:
+def test_a_lead_that_is_none_any_more_is_dropped_and_the_turn_given_back(live: Sales) -> None:
     live.queued("5001", "5002")
 
     def goes() -> None:
         live.before_write = lambda: None
-        if code == "ENTITY_IS_DELETED":
-            live.fake.deleted["5001"] = None
-        else:
-            live.fake.converted.add("5001")
+        live.fake.converted.add("5001")
 
     live.before_write = goes
     assert is_ack(live.message("5001"))
@@ -369,6 +393,18 @@ def test_a_human_who_is_quicker_wins(live: Sales) -> None:
     live.settle_owners()
     assert live.held_by("5001") == ["14"]
     assert live.void_turns() == {1: "superseded"}
+
+
+def test_a_write_whose_answer_was_lost_is_found_done(live: Sales) -> None:
+    lost = iter([True])
+    live.lose_answer = lambda kind: kind == "owner" and next(lost, False)
+    live.queued("5001")
+    assert is_ack(live.message("5001"))
+    attempts = "SELECT max(attempt) FROM outbox WHERE tenant_id = :t AND kind = 'owner'"
+    until(lambda: live.one(attempts), what="a lost answer")
+    live.due_now()
+    live.in_step("5001")  # one write: the reading before a second one showed the first
+    assert live.turns() == ["12"]
 
 
 def test_a_rule_of_the_account_is_shown_to_the_admin(live: Sales) -> None:
@@ -415,25 +451,14 @@ def test_after_removal_messages_are_acknowledged_and_ignored_and_the_consent_is_
     assert live.login.revoked == [f"canary-refresh-{live.login.given}"]
 
 
-def test_a_removal_without_salesforce_goes_on(live: Sales) -> None:
+def test_an_account_is_connected_once_and_removed_though_salesforce_is_away(live: Sales) -> None:
+    first = live.tenant
+    live.add("beta")
+    page = live.connect()
+    assert page.status == 400
+    assert b"connected as another tenant" in page.body
+    live.tenant = first
     live.login_server.handle = lambda _: Reply(503)
     tenants.uninstall(live.runtime, live.tenant)
     with live.runtime.engine.connect() as conn, pytest.raises(TurnlockError):
         live.runtime.tenant_named(conn, "acme")
-
-
-def test_the_check_tells_whether_a_first_message_came(live: Sales) -> None:
-    def told() -> str:
-        return next(f.what for f in tenants.check(live.runtime, live.tenant) if f.where == "deliveries")
-
-    assert told() == "none yet"
-    live.queued("5001")
-    assert is_ack(live.message("5001"))
-    assert told().startswith("the last came ")
-    live.settle_owners()
-
-
-def test_no_secret_is_kept_in_clear(live: Sales) -> None:
-    rows = live.rows(sa.text("SELECT sealed_access, sealed_refresh FROM oauth_grants"))
-    assert rows
-    assert all(b"canary" not in bytes(value) for row in rows for value in row)
