@@ -11,14 +11,16 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import count, islice
 from typing import Any
+from xml.etree import ElementTree
 
-from adapters.base import HOOK_TOPIC, Adapter, Event, OwnerWrite, Rejected, Subscribed, WebhookRequest
+from adapters.base import HOOK_TOPIC, Adapter, Event, OwnerWrite, Rejected, Subscribed, Unreadable, WebhookRequest
 from adapters.client import Client, CrmError
 from adapters.espocrm import EspoCrm
 from adapters.followupboss import FollowUpBoss
 from adapters.frappe import Frappe
 from adapters.generic import Generic
 from adapters.odoo import Odoo
+from adapters.salesforce import Salesforce
 from adapters.twenty import Twenty
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 from tests.adapters.kit import Kit, kit
@@ -169,6 +171,15 @@ class BelievesTheUnsigned(Odoo):
         return [replace(e, lead=Lead(ref=e.ref or ""), key_is_final=True) for e in super().parse(request)]
 
 
+class ReadsDocumentTypes(Salesforce):
+    def parse(self, request: WebhookRequest) -> list[Event]:
+        try:
+            read = ElementTree.tostring(ElementTree.fromstring(request.body))
+        except (ElementTree.ParseError, ValueError):
+            raise Unreadable("not_xml") from None
+        return super().parse(replace(request, body=read))
+
+
 class IgnoresTheAddress(EspoCrm):
     def parse(self, request: WebhookRequest) -> list[Event]:
         return super().parse(replace(request, headers={**request.headers, HOOK_TOPIC: "Lead.create"}))
@@ -304,6 +315,11 @@ BROKEN: Mapping[str, tuple[Callable[[], Kit], tuple[str, ...], tuple[str, ...]]]
         _of("odoo", BelievesTheUnsigned),
         ("what_nobody_signed_is_only_a_reason_to_read",),
         ("leads_are_read_and_missing_ones_are_absent", "extra_fields_are_ignored"),
+    ),
+    "reads document types": (
+        _of("salesforce", ReadsDocumentTypes),
+        ("hostile_bodies_park",),
+        ("fixtures_give_their_events", "a_batch_keeps_its_order_and_isolates_what_is_bad"),
     ),
     "ignores the address": (
         _of("espocrm", IgnoresTheAddress),

@@ -270,7 +270,7 @@ def hostile_bodies_park(kit: Kit) -> None:
     for body in (
         b"", b"null", b"1", b'"x"', b"{}", b"[]x", b"{", b"NaN", b'{"a": 1e400}', b'{"a": ' + b"9" * 5000 + b"}",
         b"[" * 100 + b"]" * 100, b"[" * 50_000, b"\xff\xfe{\x00}\x00", b'{"a": "\xff"}', b"[" + b"0," * 500 + b"0]",
-        b'{"a": "' + b"x" * (1 << 20) + b'"}',
+        b'{"a": "' + b"x" * (1 << 20) + b'"}', *kit.hostile,
     ):  # fmt: skip
         assert parks(kit, body), body[:40]
 

@@ -144,6 +144,7 @@ class Kit(ABC):
     credentials: ClassVar[Credentials]
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths without which it is unreadable
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths of texts that events carry
+    hostile: ClassVar[Sequence[bytes]] = ()  # further bodies that must not be read, of the kind that this CRM sends
     ponds: ClassVar[bool] = True  # whether this CRM has shared buckets of leads
     pond_is_owner: ClassVar[bool] = False  # where a bucket has a lead, nobody owns it
     zone: ClassVar[str | None] = "America/Denver"  # of every agent of the fake; None where the CRM tells none

@@ -251,6 +251,29 @@ def _value(element: ElementTree.Element) -> Any:
     return found
 
 
+def _typed(inside: bytes, used: bytes = b"") -> bytes:
+    """A good message, but for a document type before it and what it uses of that."""
+    good = message(
+        {"OrganizationId": ACCOUNT, "Notification": {"Id": "04l1", "sObject": {"@type": "sf:Lead", "Id": "00Q1"}}}
+    )
+    text = good.replace(b"<notifications ", b"<note>" + used + b"</note><notifications ")
+    return text.replace(b"?>", b"?><!DOCTYPE soapenv:Envelope " + inside + b">", 1)
+
+
+_LAUGHS = b"".join(b'<!ENTITY l%d "%b">' % (n, b"&l%d;" % (n - 1) * 10 if n else b"ha") for n in range(10))
+#: https://github.com/tiran/defusedxml tells what each of them does to a parser.
+HOSTILE = {
+    "a harmless document type": _typed(b""),
+    "a document type elsewhere": _typed(b'SYSTEM "http://127.0.0.1:1/x.dtd"'),
+    "an entity": _typed(b'[<!ENTITY a "b">]', b"&a;"),
+    "a billion laughs": _typed(b"[" + _LAUGHS + b"]", b"&l9;"),
+    "quadratic": _typed(b'[<!ENTITY a "' + b"a" * 50_000 + b'">]', b"&a;" * 5_000),
+    "a file": _typed(b'[<!ENTITY f SYSTEM "file:///etc/passwd">]', b"&f;"),
+    "an address": _typed(b'[<!ENTITY f SYSTEM "http://127.0.0.1:1/">]', b"&f;"),
+    "a parameter entity": _typed(b'[<!ENTITY % p SYSTEM "http://127.0.0.1:1/"> %p;]'),
+}
+
+
 class TheKit(Kit):
     name = "salesforce"
     secrets = (b"none", b"none")
@@ -258,6 +281,7 @@ class TheKit(Kit):
     signature_headers = ()
     credentials = Credentials({}, {"access_token": "canary-session-1"})
     pond_is_owner = True
+    hostile = tuple(HOSTILE.values())
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {
         "created": (
             ("OrganizationId",), ("Notification",), ("Notification", 0), ("Notification", 0, "Id"),

@@ -33,7 +33,7 @@ from adapters.salesforce import Salesforce
 from routing.model import Lead, UnassignedDefinition
 from tests.adapters import soql
 from tests.adapters.kit import NOW, AgentRow, LeadRow, Running, Scripted, fixtures, kit, plain
-from tests.adapters.kit_salesforce import ACCOUNT, USER, FakeSalesforce, error, message
+from tests.adapters.kit_salesforce import ACCOUNT, HOSTILE, USER, FakeSalesforce, error, message
 from tests.adapters.loopback import Reply
 
 CRM = Salesforce()
@@ -93,26 +93,12 @@ def test_what_is_no_id_stays_as_it_is() -> None:
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 
-_DOCTYPE = b"<!DOCTYPE x [%b]><x/>"
-HOSTILE = {
-    "a billion laughs": _DOCTYPE % b"".join(
-        b'<!ENTITY l%d "%b">' % (n, b"&l%d;" % (n - 1) * 10 if n else b"ha") for n in range(10)
-    ),
-    "quadratic": b'<!DOCTYPE x [<!ENTITY a "' + b"a" * 50_000 + b'">]><x>' + b"&a;" * 5_000 + b"</x>",
-    "a file": b'<!DOCTYPE x [<!ENTITY f SYSTEM "file:///etc/passwd">]><x>&f;</x>',
-    "an address": b'<!DOCTYPE x [<!ENTITY f SYSTEM "http://127.0.0.1:1/">]><x>&f;</x>',
-    "a parameter entity": b'<!DOCTYPE x [<!ENTITY % p SYSTEM "http://127.0.0.1:1/"> %p;]><x/>',
-    "an external DTD": b'<!DOCTYPE x SYSTEM "http://127.0.0.1:1/x.dtd"><x/>',
-    "a harmless DTD": b"<!DOCTYPE x><x/>",
-}  # fmt: skip
-
 
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_no_document_type_and_no_entity_is_read(name: str) -> None:
     began = time.monotonic()
-    for body in (HOSTILE[name], HOSTILE[name].replace(b"<x", b"<y"), b'<?xml version="1.0"?>' + HOSTILE[name]):
-        with pytest.raises(Unreadable, match="forbidden_xml"):
-            told(body)
+    with pytest.raises(Unreadable, match="forbidden_xml"):
+        told(HOSTILE[name])
     assert time.monotonic() - began < 5
 
 
