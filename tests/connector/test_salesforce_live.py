@@ -276,8 +276,7 @@ def test_a_token_that_ends_between_reading_and_writing_costs_no_pause(live: Sale
 def test_a_token_that_ended_is_renewed_once_and_the_calls_are_made_again(live: Sales) -> None:
     refs = [str(5000 + n) for n in range(24)]
     live.queued(*refs)
-    due = "SELECT count(*) FROM chores WHERE tenant_id = :t AND due_at <= clock_timestamp()"
-    until(lambda: live.one(due) == 0, what="quiet chores")  # else one of them may be the first to hear of it
+    live.wait_chores()  # else one of them may be the first to hear of it
     live.session_ends()
     for start in range(0, 24, 6):
         assert is_ack(live.message(*refs[start : start + 6]))
