@@ -12,7 +12,7 @@ Ids come in two forms, errors as lists, limits as 403, and a row that is locked 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -63,6 +63,7 @@ class Salesforce(Adapter):
             Capability.CONDITIONAL_WRITE,
             Capability.NOTES,
             Capability.SWEEP,
+            Capability.SWEEP_CHANGES,
             Capability.TEAMS,
         }
     )
@@ -192,23 +193,14 @@ class Salesforce(Adapter):
     def unassigned_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
-        """Leads made or touched since that nobody has, oldest first: those that came back to a queue are among them.
+        """By ``CreatedDate``, oldest first. The pages are of one moment: none is missed while leads are assigned."""
+        return api.sweep(client, "CreatedDate", since, definition)
 
-        ``SystemModstamp`` is Salesforce's own time of the last change, which no import can set. The pages are of one
-        moment: none is missed while leads are being assigned.
-        """
-        said = client.credentials.parameters
-        holders = sorted(definition.user_refs | definition.pond_refs)
-        nobody = ["OwnerId = null"]  # never so in an account, but where every definition begins
-        nobody += [f"OwnerId IN {reading.any_of(holders)}"] if holders else []
-        nobody += ["Owner.Type = 'Queue'"] if said.get("all_queues") == "yes" else []
-        soql = (
-            f"SELECT {', '.join(reading.NEEDED)} FROM Lead WHERE IsConverted = false "  # noqa: S608 - quoted
-            f"AND SystemModstamp >= {since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} AND ({' OR '.join(nobody)}) "
-            "ORDER BY SystemModstamp, Id"
-        )
-        pages = api.pages(client, soql, lambda row: reading.lead_of(row, said), spare=True)
-        return upkeep.fresh_refs([lead.ref for lead in page if definition.covers(lead)] for page in pages)
+    def changed_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """By ``SystemModstamp``, Salesforce's own time of the last change: leads that came back to a queue."""
+        return api.sweep(client, "SystemModstamp", since, definition)
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """By hand: no call of the API makes what a flow needs."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters import payload, upkeep
@@ -13,7 +14,7 @@ from adapters import salesforce_reading as reading
 from adapters.base import Finding, Team
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
-from routing.model import Lead
+from routing.model import Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
     from adapters.client import Answer, Client
@@ -127,6 +128,21 @@ def merged(client: Client, refs: Sequence[str]) -> list[tuple[str, str]]:
     soql = f"SELECT Id, MasterRecordId FROM Lead WHERE IsDeleted = true AND Id IN {reading.any_of(refs)}"  # noqa: S608
     rows = every(client, soql, lambda row: (ref_of(row, "Id"), row.optional_ref("MasterRecordId")), deleted=True)
     return [(ref, reading.id18(master)) for ref, master in rows if master]
+
+
+def sweep(client: Client, column: str, since: datetime, definition: UnassignedDefinition) -> Iterator[Sequence[str]]:
+    """Pages of ids of open leads that nobody has, of which the time in `column` is not before `since`; oldest first."""
+    said = client.credentials.parameters
+    holders = sorted(definition.user_refs | definition.pond_refs)
+    nobody = ["OwnerId = null"]  # never so in an account, but where every definition begins
+    nobody += [f"OwnerId IN {reading.any_of(holders)}"] if holders else []
+    nobody += ["Owner.Type = 'Queue'"] if said.get("all_queues") == "yes" else []
+    soql = (
+        f"SELECT {', '.join(reading.NEEDED)} FROM Lead WHERE IsConverted = false "  # noqa: S608 - quoted
+        f"AND {column} >= {since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} AND ({' OR '.join(nobody)}) ORDER BY {column}, Id"
+    )
+    found = pages(client, soql, lambda row: reading.lead_of(row, said), spare=True)
+    return upkeep.unassigned(found, definition, since=since, changed=column != "CreatedDate")
 
 
 # -- queues and groups -------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class FakeSalesforce(Fake):
         self.changed[ref] = self._changed(self.leads[ref]) + timedelta(seconds=1)
 
     def _changed(self, row: LeadRow) -> datetime:
-        return self.changed.get(row.ref, row.created)
+        return self.changed.get(row.ref, row.changed or row.created)
 
     def handle(self, asked: Received) -> Reply:
         if asked.headers.get("authorization") != f"Bearer {self.token}":

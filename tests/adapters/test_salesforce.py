@@ -290,30 +290,28 @@ def test_the_merged_bring_the_lead_that_goes_on(running: Running) -> None:
     assert {ref: lead.former_refs for ref, lead in found.items()} == {"5002": ("5001", "5003"), "5005": ()}
 
 
-def test_a_sweep_reads_all_pages_of_what_was_touched(running: Running) -> None:
-    fake = running.fake
+def test_a_sweep_reads_all_pages_of_the_queues_that_count(running: Running) -> None:
+    fake, young, long_ago = running.fake, NOW - timedelta(minutes=30), NOW - timedelta(days=9)
     fake.add_leads(
-        *(LeadRow(str(5000 + n), pond="7", created=NOW - timedelta(minutes=30)) for n in range(250)),
-        LeadRow("6001", pond="7", created=NOW - timedelta(days=9)),  # came back to the queue just now
-        LeadRow("6002", pond="7", created=NOW - timedelta(days=9)),
-        LeadRow("6003", pond="8", created=NOW - timedelta(minutes=30)),
-        LeadRow("6004", owner="12", created=NOW - timedelta(minutes=30)),
-        LeadRow("6005", pond="7", created=NOW - timedelta(minutes=30)),
+        *(LeadRow(str(5000 + n), pond="7", created=young) for n in range(250)),
+        LeadRow("6001", pond="7", created=long_ago, changed=NOW - timedelta(minutes=1)),  # came back to the queue
+        LeadRow("6002", pond="7", created=long_ago),
+        LeadRow("6003", pond="8", created=young),
+        LeadRow("6004", owner="12", created=young),
+        LeadRow("6005", pond="7", created=young),
     )
-    fake.changed["6001"] = NOW - timedelta(minutes=1)
     fake.converted.add("6005")
 
-    def sweep(**said: str) -> set[str]:
+    def sweep(by: Any, **said: str) -> set[str]:
         running.client.credentials = Credentials(said, running.client.credentials.secrets)
-        pages = CRM.unassigned_since(
-            running.client, NOW - timedelta(hours=1), UnassignedDefinition(pond_refs=frozenset({"7"}))
-        )
+        pages = by(running.client, NOW - timedelta(hours=1), UnassignedDefinition(pond_refs=frozenset({"7"})))
         return {ref for page in pages for ref in page}
 
-    wanted = {str(5000 + n) for n in range(250)} | {"6001"}
-    assert sweep() == wanted
+    wanted = {str(5000 + n) for n in range(250)}
+    assert sweep(CRM.unassigned_since) == wanted
     assert len(running.server.received) == 3
-    assert sweep(all_queues="yes") == wanted | {"6003"}
+    assert sweep(CRM.changed_since) == wanted | {"6001"}
+    assert sweep(CRM.unassigned_since, all_queues="yes") == wanted | {"6003"}
 
 
 def test_a_sweep_leaves_the_last_calls_of_the_day_to_owners(running: Running) -> None:
