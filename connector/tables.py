@@ -255,3 +255,27 @@ fairness_marks = sa.Table(
         ["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="fairness_marks_queue_fk"
     ),
 )
+
+# Leads that agents had without a turn, by UTC day; `rule` and `queue` (an id as text) are empty where there was none.
+turnless_days = sa.Table(
+    "turnless_days",
+    metadata,
+    _tenant(),
+    sa.Column("day", sa.Date, nullable=False),
+    sa.Column("rule", sa.Text, nullable=False),
+    sa.Column("how", sa.Text, nullable=False),
+    sa.Column("queue", sa.Text, nullable=False),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.Column("leads", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "day", "rule", "how", "queue", "agent_id"),
+)
+
+# Up to when a tenant's assignments are in those sums, and those of before whose write to the CRM was not settled then.
+turnless_marks = sa.Table(
+    "turnless_marks",
+    metadata,
+    _tenant(),
+    _time("folded_until"),
+    sa.Column("unsettled", JSONB, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id"),
+)
