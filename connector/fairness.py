@@ -67,7 +67,7 @@ def rebuild(runtime: Runtime, tenant_id: UUID) -> None:
         # The marks first, as a roll-up locks them: one that is under way ends before its days go.
         conn.execute(sa.delete(fairness_marks).where(fairness_marks.c.tenant_id == tenant_id))
         conn.execute(sa.delete(fairness_days).where(fairness_days.c.tenant_id == tenant_id))
-        if runtime.counts_turnless(conn):
+        if runtime.tells(conn):
             turnless.forget(conn, tenant_id)
     roll_up(runtime, tenant_id)
 
@@ -182,7 +182,7 @@ def report(
     database lacks the tables and :class:`NotFound` for a rule that no lead came from.
     """
     with runtime.engine.connect() as conn:
-        if not runtime.counts_turnless(conn):
+        if not runtime.tells(conn):
             raise TurnlockError("the database keeps no fairness yet; run `turnlock migrate`")
     roll_up(runtime, tenant.tenant_id)
     with runtime.engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:

@@ -22,7 +22,7 @@ from connector.breaker import breaker_left
 from connector.busy import BusyQueues
 from connector.database import DatabaseClock
 from connector.errors import UnknownTenant
-from connector.migrate import SHADOW, TURNLESS, WHY, reaches, stages
+from connector.migrate import SHADOW, TELLING, WHY, reaches, stages
 from connector.settings import Settings
 from connector.storing import Storing
 from connector.tables import oauth_grants, secrets
@@ -141,9 +141,9 @@ class Runtime:
         """Whether the database has what shadows and limited flags need."""
         return self._reaches(conn, SHADOW)
 
-    def counts_turnless(self, conn: sa.Connection) -> bool:
-        """Whether the database has the sums of leads without a turn."""
-        return self._reaches(conn, TURNLESS)
+    def tells(self, conn: sa.Connection) -> bool:
+        """Whether the database has the sums of leads without a turn, and each version's rules as they were read."""
+        return self._reaches(conn, TELLING)
 
     def _reaches(self, conn: sa.Connection, revision: str) -> bool:
         if revision in self._reached:

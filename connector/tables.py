@@ -177,6 +177,8 @@ config_versions = sa.Table(
     # The same with every agent by Turnlock's own id: what an agent is called in the CRM may change.
     sa.Column("canonical", sa.Text),
     sa.Column("note", sa.Text),
+    # Its rules (name, role, when) in order: to tell of a decision, reading the document again would take far too long.
+    sa.Column("rules", JSONB(none_as_null=True)),
     sa.PrimaryKeyConstraint("tenant_id", "version"),
 )
 

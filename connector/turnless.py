@@ -56,7 +56,7 @@ class _Seen:
 def roll_up(runtime: Runtime, tenant_id: UUID, *, batches: int | None = None) -> bool:
     """Fold what is old enough; whether that is all, or `batches` windows of time came to their end first."""
     with runtime.engine.connect() as conn:
-        if not runtime.counts_turnless(conn):
+        if not runtime.tells(conn):
             return True
     while batches is None or batches > 0:
         with unit(runtime.engine) as (conn, now):

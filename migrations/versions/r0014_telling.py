@@ -1,13 +1,19 @@
-"""Turnless: how many leads each agent had without a turn, rolled up from the assignments. No decision reads it."""
+"""Telling: leads without a turn by day, rolled up from the assignments; the rules of each version as they were read.
+
+No decision reads any of it.
+"""
 
 from alembic import op
 
-revision = "0014_turnless"
+revision = "0014_telling"
 down_revision = "0013_oauth"
 branch_labels = None
 depends_on = None
 
 STATEMENTS = """
+ALTER TABLE config_versions
+    ADD COLUMN rules JSONB;
+
 CREATE TABLE turnless_days (
     tenant_id UUID NOT NULL,
     day DATE NOT NULL,
