@@ -236,10 +236,17 @@ def _told(cost: tuple[float, float]) -> str:
 
 def _report(rig: Rig, count: int, say: Callable[[str], None], bound: cpu.Bound) -> None:
     """Fairness: what is rolled up once, and what a report then reads."""
+    behind = (
+        "SELECT q.seq - coalesce(m.seq, 0) FROM queues q LEFT JOIN fairness_marks m USING (tenant_id, queue_id) "
+        "WHERE q.tenant_id = :t"
+    )
+    with rig.runtime.engine.connect() as conn:
+        entries = conn.execute(sa.text(behind), {"t": rig.tenant.tenant_id}).scalar_one()
     began = time.monotonic()
     while not fairness.roll_up(rig.runtime, rig.tenant.tenant_id, batches=50):
         pass
-    say(f"- rolling all of it up, once: {time.monotonic() - began:.0f} s")
+    took_once = time.monotonic() - began
+    say(f"- rolling up the {entries:,} ledger entries that were not yet, and all assignments, once: {took_once:.0f} s")
     heard: list[str] = []
 
     def hear(_: object, __: object, statement: str, *___: object) -> None:
