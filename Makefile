@@ -32,7 +32,7 @@ realcrm: .venv/ready ## route the leads of a real BottleCRM, installed for it (P
 	@$(RUN) tests.realcrm.bottlecrm_up can
 	@$(RUN) pytest -m realcrm tests/realcrm $(ARGS)
 
-bench: .venv/ready ## the stopwatch: ratios against a floor in the same run; writes docs/benchmarks.md
+bench: .venv/ready ## the stopwatch: ratios against a floor in the same run; writes docs/benchmarks.md (ARGS=past for one part)
 	@$(RUN) tests.bench.stopwatch $(ARGS)
 
 lint: .venv/ready ## style, types, import contracts, manifest

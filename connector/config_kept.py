@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -21,6 +22,7 @@ from connector.errors import NotFound, TurnlockError
 from connector.runtime import Runtime, Tenant
 from connector.tables import config_versions
 from routing import tables as t
+from routing.conditions import in_zone
 
 _ALL = frozenset(capability.value for capability in Capability)
 
@@ -41,6 +43,14 @@ class Kept:
 def canonical(config: Config, agents: Iterable[KnownAgent]) -> str:
     """`config` in one spelling, with every agent by Turnlock's own id."""
     return yaml_config.export(config, _by_id(agents))
+
+
+def rules_kept(config: Config) -> list[dict[str, Any]]:
+    """The rules of `config` in order, JSON-safe: what :class:`connector.past_rules.PastRules` reads."""
+    return [
+        {"name": rule.name, "role": rule.role.value, "when": dict(in_zone(rule.when, config.zone))}
+        for rule in config.rules
+    ]
 
 
 def _by_id(agents: Iterable[KnownAgent]) -> list[KnownAgent]:

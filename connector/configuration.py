@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from connector import config as yaml_config
 from connector import config_kept, work
-from connector.config_kept import canonical
+from connector.config_kept import canonical, rules_kept
 from connector.config_model import RETURNS_PER_DAY, Config, ConfigTarget, KnownAgent, Member, QueueConfig
 from connector.database import new_id, unit
 from connector.errors import NotFound, TurnlockError
@@ -156,7 +156,8 @@ def carry_out(
     if Flag.CAPACITY in stages:
         _caps(conn, tenant_id, config)
     document = text.decode("utf-8") if isinstance(text, bytes) else text
-    more = {"canonical": canonical(config, agents), "note": note} if runtime.keeps_why(conn) else {}
+    more: dict[str, Any] = {"rules": rules_kept(config)} if runtime.tells(conn) else {}
+    more |= {"canonical": canonical(config, agents), "note": note} if runtime.keeps_why(conn) else {}
     conn.execute(
         sa.insert(config_versions).values(
             tenant_id=tenant_id, version=held + 1, document=document, digest=digest, actor=actor, **more

@@ -7,14 +7,16 @@ crash repeats or loses nothing, and the sums can be made anew from the ledger at
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import JSONB, insert
 
+from connector import turnless
 from connector.database import unit
 from connector.errors import NotFound, TurnlockError
 from connector.naming import Json, Names, iso
@@ -28,13 +30,15 @@ from routing.model import Flag
 #: Ledger entries that one transaction folds: some tens of milliseconds.
 BATCH = 5000
 PERIODS = ("whole", "day", "week", "month")
+# Of a turn's entry.
+_NOT_FOLDED = ("decision", "floor", "lose_turn", "owed", "passed_over", "tag")
 
 
 # -- rolling up -----------------------------------------------------------------------------------------------------
 
 
 def roll_up(runtime: Runtime, tenant_id: UUID, *, batches: int | None = None) -> bool:
-    """Fold what the ledgers have that is not folded yet; whether that is all, or `batches` came to their end first."""
+    """Fold what is not folded yet; whether that is all, or `batches` of entries came to their end first."""
     with runtime.engine.connect() as conn:
         if not (runtime.keeps_why(conn) and Flag.ROTATION in runtime.stages(conn)):
             return True
@@ -54,15 +58,17 @@ def roll_up(runtime: Runtime, tenant_id: UUID, *, batches: int | None = None) ->
             with unit(runtime.engine) as (conn, _):
                 more = _roll(conn, tenant_id, queue_id)
             batches = None if batches is None else batches - 1
-    return True
+    return turnless.roll_up(runtime, tenant_id, batches=batches)
 
 
 def rebuild(runtime: Runtime, tenant_id: UUID) -> None:
-    """Make the sums of a tenant anew from its ledgers, from their first entries on."""
+    """Make the sums of a tenant anew from its ledgers and assignments, from their first ones on."""
     with unit(runtime.engine) as (conn, _):
         # The marks first, as a roll-up locks them: one that is under way ends before its days go.
         conn.execute(sa.delete(fairness_marks).where(fairness_marks.c.tenant_id == tenant_id))
         conn.execute(sa.delete(fairness_days).where(fairness_days.c.tenant_id == tenant_id))
+        if runtime.tells(conn):
+            turnless.forget(conn, tenant_id)
     roll_up(runtime, tenant_id)
 
 
@@ -98,9 +104,12 @@ def _entries(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, after: int) -
     """The next entries; those about a turn with the rule and the recorded paths of its decision."""
     c, u, d = t.ledger.c, t.turns.c, t.decisions.c
     turn = sa.case((c.kind.in_(("turn", "void")), sa.cast(c.data["turn"].astext, sa.BigInteger)))
+    # What nobody looks at is not fetched: parsing it would be half of the work.
+    data = c.data.op("-", return_type=JSONB)(sa.cast(_NOT_FOLDED, sa.ARRAY(sa.Text))).label("data")
+    paths = sa.case((sa.func.jsonb_array_length(c.data["unavailable"]) > 0, d.record["paths"])).label("paths")
     return list(
         conn.execute(
-            sa.select(c.seq, c.kind, c.at, c.data, d.rule, d.record["paths"].label("paths"))
+            sa.select(c.seq, c.kind, c.at, data, d.rule, paths)
             .outerjoin(t.turns, (u.tenant_id == c.tenant_id) & (u.queue_id == c.queue_id) & (u.turn == turn))
             .outerjoin(t.decisions, (d.tenant_id == u.tenant_id) & (d.decision_id == u.decision_id))
             .where(c.tenant_id == tenant_id, c.queue_id == queue_id, c.seq > after)
@@ -168,19 +177,21 @@ def report(
 ) -> Json:
     """Shares from the day `since` to the day `until`, both included (UTC), per agent and period, JSON-safe.
 
-    Over one queue or all, and over one rule or all. Folds what is new first. Raises :class:`TurnlockError` while the
-    database lacks the tables and :class:`NotFound` for a rule that had no turn.
+    Over one queue or all, and over one rule or all. Beside the shares stands how many leads each agent had without a
+    turn; with `queue_id` those of its default agent. Folds what is new first. Raises :class:`TurnlockError` while the
+    database lacks the tables and :class:`NotFound` for a rule that no lead came from.
     """
     with runtime.engine.connect() as conn:
-        if not runtime.keeps_why(conn):
+        if not runtime.tells(conn):
             raise TurnlockError("the database keeps no fairness yet; run `turnlock migrate`")
     roll_up(runtime, tenant.tenant_id)
     with runtime.engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
         now = conn.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
         names = Names.load(conn, tenant.tenant_id)
         rows = _days(conn, tenant.tenant_id, since, until, queue_id, rule)
-        if rule is not None and not rows:
-            raise NotFound(f"no turn of this time came from a rule {rule!r}; `turnlock explain` names a lead's rule")
+        without = turnless.counted(conn, tenant.tenant_id, since, until, queue_id, rule)
+        if rule is not None and not rows and not without:
+            raise NotFound(f"no lead of this time came from a rule {rule!r}; `turnlock explain` names a lead's rule")
         waits = {} if rule is not None or until < now.date() else _waits(conn, tenant.tenant_id, queue_id, now)
     found: dict[tuple[date, str], Counts] = {}
     for row in rows:
@@ -190,6 +201,11 @@ def report(
     for (period, agent), mine in found.items():
         turns, seconds = waits.get(agent, (0, 0)) if period == last else (0, 0)
         mine.add(Counts(longest_turns=turns, longest_seconds=seconds))
+    extra: dict[tuple[date, str], Counter[str]] = {}
+    for (day, agent, how), leads in without.items():
+        key = (_start(day, per, since), agent)
+        found.setdefault(key, Counts())
+        extra.setdefault(key, Counter())[how] += leads
     starts = sorted({period for period, _ in found})
     return {
         "tenant": tenant.name,
@@ -198,7 +214,15 @@ def report(
         "since": since.isoformat(),
         "until": until.isoformat(),
         "as_of": iso(now),
-        "periods": [_period(names, start, {a: c for (s, a), c in found.items() if s == start}) for start in starts],
+        "periods": [
+            _period(
+                names,
+                start,
+                {a: c for (s, a), c in found.items() if s == start},
+                {a: c for (s, a), c in extra.items() if s == start},
+            )
+            for start in starts
+        ],
     }
 
 
@@ -250,15 +274,23 @@ def _turns(share: float) -> float:
     return round(share / TURN, 3)
 
 
-def _period(names: Names, start: date, found: Mapping[str, Counts]) -> Json:
+def _period(names: Names, start: date, found: Mapping[str, Counts], extra: Mapping[str, Counter[str]]) -> Json:
     expected = sum(mine.expected for mine in found.values())
     actual = sum(mine.actual for mine in found.values())
-    agents = [_agent(names, agent, mine, expected, actual) for agent, mine in found.items()]
+    agents = [
+        _agent(names, agent, mine, expected, actual, extra.get(agent, Counter())) for agent, mine in found.items()
+    ]
     agents.sort(key=lambda row: (-row["expected"], row["agent"]["name"]))
-    return {"start": start.isoformat(), "turns": sum(c.taken for c in found.values()), "kept": actual, "agents": agents}
+    return {
+        "start": start.isoformat(),
+        "turns": sum(c.taken for c in found.values()),
+        "kept": actual,
+        "without_turn": sum(mine.total() for mine in extra.values()),
+        "agents": agents,
+    }
 
 
-def _agent(names: Names, agent: str, mine: Counts, expected: int, actual: int) -> Json:
+def _agent(names: Names, agent: str, mine: Counts, expected: int, actual: int, extra: Counter[str]) -> Json:
     difference = mine.actual * TURN - mine.expected
     return {
         "agent": names.agent(agent),
@@ -279,5 +311,7 @@ def _agent(names: Names, agent: str, mine: Counts, expected: int, actual: int) -
         "with_even_weights": _turns(mine.even),
         "by_weight": _turns(mine.expected - mine.even),
         "given_next": mine.given_next,
+        "without_turn": extra.total(),
+        "without_turn_by": {how: leads for how, leads in sorted(extra.items()) if leads},
         "longest_wait": {"turns": mine.longest_turns, "seconds": mine.longest_seconds},
     }

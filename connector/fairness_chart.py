@@ -7,7 +7,7 @@ from typing import Any
 
 from connector.naming import Json
 
-_ROW, _LEFT, _WIDTH, _TOP, _RIGHT = 44, 210, 520, 76, 190
+_ROW, _LEFT, _WIDTH, _TOP, _RIGHT = 44, 210, 520, 76, 290
 _EXPECTED, _ACTUAL, _INK, _LINE = "#b8c4d6", "#2563a8", "#1f2937", "#d5dae2"
 
 
@@ -32,7 +32,7 @@ def chart(report: Json) -> str:
         f'<line x1="{_LEFT}" y1="{_TOP - 8}" x2="{_LEFT}" y2="{height - 16}" stroke="{_LINE}"/>',
     ]
     if not rows:
-        parts.append(f'<text x="16" y="{_TOP + 24}">No turn was taken in this time.</text>')
+        parts.append(f'<text x="16" y="{_TOP + 24}">No lead was assigned in this time.</text>')
     for number, row in enumerate(rows):
         parts += _bars(row, _TOP + _ROW * number, most)
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -43,12 +43,13 @@ def _bars(row: Any, top: int, most: float) -> list[str]:
     name = row["agent"]["name"]
     shown = name if len(name) <= 22 else f"{name[:21]}…"
     difference = f"{row['difference']:+.1f}"
-    says = f"{name}: expected {row['expected']:.1f}, had {row['actual']}, difference {difference}"
+    beside = f", {row['without_turn']} without a turn" if row["without_turn"] else ""
+    says = f"{name}: expected {row['expected']:.1f}, had {row['actual']}, difference {difference}{beside}"
     return [
         f"<g><title>{escape(says)}</title>",
         f'<text x="{_LEFT - 12}" y="{top + 20}" text-anchor="end">{escape(shown)}</text>',
         f'<rect x="{_LEFT}" y="{top}" width="{expected}" height="13" fill="{_EXPECTED}"/>',
         f'<rect x="{_LEFT}" y="{top + 15}" width="{actual}" height="13" fill="{_ACTUAL}"/>',
         f'<text x="{_LEFT + max(expected, actual) + 10}" y="{top + 19}">{row["actual"]} of {row["expected"]:.1f} '
-        f"({difference})</text></g>",
+        f"({difference}){beside}</text></g>",
     ]

@@ -30,9 +30,9 @@ STAGES = {
     Flag.SETTLE: "0010_settle",
 }
 #: Revisions that bring no capability of their own: for showing and keeping, for shadows and flags that are on for some
-#: leads, for connecting.
-WHY, SHADOW, OAUTH = "0011_why", "0012_shadow", "0013_oauth"
-EXTRAS = (WHY, SHADOW, OAUTH)
+#: leads, for connecting, for telling more.
+WHY, SHADOW, OAUTH, TELLING = "0011_why", "0012_shadow", "0013_oauth", "0014_telling"
+EXTRAS = (WHY, SHADOW, OAUTH, TELLING)
 _LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
 _TRIES = 8
 

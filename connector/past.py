@@ -4,14 +4,14 @@ Each lead is decided again by the code that decides, in the order in which they 
 the beginning of that time, with the draft's members, weights and rules. Who was away is known as far as decisions
 recorded it: deactivations, pauses, leave and holidays hold from the decision that saw them to the next one of that
 queue that did not. The draft's own leave and holidays, its working hours, quiet hours and caps hold by the clock of
-then. Facts of a lead are those that were read last. What happened to single turns then (given back, given next by an
-admin) does not happen again.
+then. Facts of a lead are those that were read last. What happened to single turns then happens again at its time:
+see :mod:`connector.past_moves`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,10 +21,12 @@ import sqlalchemy as sa
 
 from connector import config_kept
 from connector.configuration import known_agents, move_members
+from connector.database import new_id
 from connector.draft import Draft, rehearse
 from connector.errors import TurnlockError
 from connector.naming import Json, Names, iso
 from connector.past_loads import PastLoads
+from connector.past_moves import Move, moved, moves_since
 from connector.paths import line_around
 from connector.runtime import Runtime, Tenant
 from connector.trial import snapshot
@@ -32,12 +34,15 @@ from routing import kin, saving
 from routing import tables as t
 from routing.decide import Bench, Case, Decision, Outcome, Waiting
 from routing.facts import Identities, identities, lead_from_json
+from routing.ledger import Kind
 from routing.model import Agent, Flag, Lead, Role, Skip
 
 _PAGE = 2000
 # Ids of decisions are made by the clock of a worker, their times by the database's: the two may differ by this much.
 _CLOCKS_APART = timedelta(hours=1)
 _AWAY = frozenset({Skip.PAUSED, Skip.HOLIDAY, Skip.LEAVE})
+# Given back for one of these, a lead goes to somebody who has not had it.
+_TO_OTHERS = frozenset({"returned", "refused"})
 # By whom a lead was had already; their own client goes to them on their day off, too.
 _HAD = ("existing_owner", "same_household")
 
@@ -53,6 +58,11 @@ class _Lead:
     draft: Decision | None = None
     held_then: bool = False
     held_now: bool = False
+    # Why it was given back, by whoever has it by the draft and whoever had it; None once it is decided anew.
+    back: str | None = None
+    back_then: str | None = None
+    decided_at: datetime | None = None
+    declined: frozenset[UUID] = frozenset()
     recorded: dict[str, UUID] = field(default_factory=dict)
     known_by: Identities = field(default=Identities())
 
@@ -75,9 +85,11 @@ def replay_past(runtime: Runtime, tenant: Tenant, text: str | bytes | None, sinc
         start = now - since if isinstance(since, timedelta) else since
         names = Names.load(conn, tenant.tenant_id)
         names = Names(names.agents, dict(names.queues) | {str(q): s.name for q, s in draft.after.items()})
-        past = _Past(conn, tenant.tenant_id, draft, start)
+        moves = moves_since(conn, tenant.tenant_id, runtime.stages(conn), start)
+        past = _Past(conn, tenant.tenant_id, draft, start, moves)
         for row in _decisions(conn, tenant.tenant_id, start):
             past.take(row)
+        past.move_until(now)
         refs = _refs(conn, tenant.tenant_id, list(past.leads))
     return _result(tenant, names, past, refs, start, now)
 
@@ -134,7 +146,9 @@ def _there(agent: Agent) -> Agent:
 class _Past:
     """Replays decisions, one after the other."""
 
-    def __init__(self, conn: sa.Connection, tenant_id: UUID, draft: Draft, start: datetime) -> None:
+    def __init__(
+        self, conn: sa.Connection, tenant_id: UUID, draft: Draft, start: datetime, moves: Sequence[Move]
+    ) -> None:
         self._conn, self._tenant_id, self._draft = conn, tenant_id, draft
         self._agents: dict[UUID, Agent] = {agent_id: _there(one) for agent_id, one in draft.agents.items()}
         self._bench = Bench(draft.plan, self._agents, dict(draft.after), datetime.min.replace(tzinfo=UTC))
@@ -145,12 +159,17 @@ class _Past:
             str(q): {str(p.agent_id) for p in state.line.places} for q, state in draft.before.items()
         }
         self._held: dict[UUID, _Lead] = {}
-        self._owners: dict[bytes, tuple[datetime, UUID]] = {}
+        self._owners: dict[bytes, dict[UUID, tuple[datetime, UUID]]] = {}
         self._shared: Counter[bytes] = Counter()
+        self._moves = deque(moves)
         self.leads: dict[UUID, _Lead] = {}
+        #: Turns and leads given back then and by the draft; and credits, charges and the like that were repeated, and
+        #: those that could not be: the agent is no member of that line by the draft.
+        self.counts = Counter[str]()
 
     def take(self, row: Any) -> None:
-        """One decision of the past: what it tells of who was there, and its lead if it is new."""
+        """One decision of the past: what it tells of who was there, and its lead if it is new or was given back."""
+        self.move_until(row.decided_at)
         if row.turn is not None and row.queue_id not in self._recalled:
             self._recall(row)
         self._learn(row)
@@ -173,12 +192,50 @@ class _Past:
                 country = self._draft.config.country
                 one.known_by = identities(self._tenant_id, lead, households=households, country=country)
                 self._shared.update(one.known_by.all)
-        one.actual = row
+        one.actual, one.back_then = row, None
         one.held_then |= row.outcome == Outcome.HELD.value
         if row.how in _HAD:
             one.recorded[row.how] = row.agent_id
-        if fresh and one.lead is not None:
+        if one.lead is not None and (fresh or one.back is not None):
             self._decide(one, row.decided_at)
+
+    def move_until(self, now: datetime) -> None:
+        """Let happen again what happened to single turns until `now`."""
+        while self._moves and self._moves[0].at <= now:
+            move = self._moves.popleft()
+            one = None if move.lead_id is None else self.leads.get(move.lead_id)
+            if one is not None:
+                self._give_back(one, move)
+            elif move.queue_id in self._recalled:  # else it is in the line that will be recalled
+                done = self._move(move.queue_id, move.kind, move.data)
+                self.counts["repeated" if done else "not_repeated"] += 1
+
+    def _move(self, queue_id: UUID | None, kind: Kind, data: Mapping[str, Any]) -> bool:
+        after = None if queue_id is None else moved(self._bench.lines.get(queue_id), kind, data)
+        if queue_id is not None and after is not None:
+            self._bench.lines[queue_id] = after
+        return after is not None
+
+    def _give_back(self, one: _Lead, move: Move) -> None:
+        """A lead of this time was given back then."""
+        one.back_then = move.reason
+        draft = one.draft
+        if draft is None:
+            return
+        self.counts["given_back_then"] += 1
+        agent_id, to_others = draft.agent_id, move.reason in _TO_OTHERS
+        if agent_id is None or one.back is not None or (move.reason == "refused" and agent_id != move.agent_id):
+            return
+        self.counts["given_back"] += 1
+        one.back = move.reason
+        one.declined |= {agent_id} if to_others else frozenset()
+        if draft.pick is not None:
+            owed = {"turn": draft.pick.turn, "agent": str(agent_id), "owed": str(new_id())}
+            self._move(draft.queue_id, Kind.VOID, owed)
+        assert one.decided_at is not None and one.lead is not None  # noqa: S101, PT018 - both are there with a draft
+        self._loads.took_back(agent_id, one.lead, one.decided_at)
+        for digest in one.known_by.all:
+            self._owners.get(digest, {}).pop(one.lead_id, None)
 
     def _recall(self, row: Any) -> None:
         """The first turn of a queue in this time: its line as it stood then, with the members of the draft."""
@@ -225,8 +282,9 @@ class _Past:
             waits=one.came if one.lead_id in self._held else None,
             existing_owner=self._owner(one, one.known_by.personal, "existing_owner"),
             household_owner=self._owner(one, one.known_by.household, "same_household"),
+            declined=one.declined,
         )
-        one.draft = self._bench.decide(case)
+        one.draft, one.decided_at, one.back = self._bench.decide(case), now, None
         self._loads.gave(one.draft, one.lead, now)
         if one.draft.outcome is Outcome.HELD:
             one.held_now = True
@@ -234,7 +292,7 @@ class _Past:
         else:
             self._held.pop(one.lead_id, None)
         self._bench.ahead = [
-            Waiting(x.draft.queue_id, x.draft.rule, frozenset(), x.came, x.lead_id)
+            Waiting(x.draft.queue_id, x.draft.rule, x.declined, x.came, x.lead_id)
             for x in self._held.values()
             if x.draft is not None and not self._draft.plan.is_quiet(x.draft.queue_id, now)
         ]
@@ -244,11 +302,13 @@ class _Past:
             if not self._draft.plan.is_quiet(queue_id, now)
         }
         if one.draft.agent_id is not None:
-            self._owners |= dict.fromkeys(one.known_by.all, (now, one.draft.agent_id))
+            for digest in one.known_by.all:
+                self._owners.setdefault(digest, {})[one.lead_id] = (now, one.draft.agent_id)
 
     def _owner(self, one: _Lead, digests: frozenset[bytes], how: str) -> UUID | None:
         mute = one.known_by.mute({d for d in one.known_by.all if self._shared[d] > kin.SHARED_BY_MANY})
-        known = [self._owners[digest] for digest in digests - mute if digest in self._owners]
+        others = [self._owners.get(digest, {}) for digest in digests - mute]
+        known = [had for leads in others for lead_id, had in leads.items() if lead_id != one.lead_id]
         # Of leads from before this time only what was recorded is known.
         return kin.latest_owner(known, self._agents) or one.recorded.get(how)
 
@@ -260,8 +320,9 @@ def _result(
     tenant: Tenant, names: Names, past: _Past, refs: Mapping[UUID, str], start: datetime, now: datetime
 ) -> Json:
     known = [one for one in past.leads.values() if one.draft is not None]
-    was: Counter[str] = Counter(str(one.actual.agent_id) for one in known if one.actual.agent_id)
-    is_: Counter[str] = Counter(str(one.draft.agent_id) for one in known if one.draft and one.draft.agent_id)
+    # What was given back nobody had in the end.
+    was = Counter(str(one.actual.agent_id) for one in known if one.actual.agent_id and one.back_then is None)
+    is_ = Counter(str(one.draft.agent_id) for one in known if one.draft and one.draft.agent_id and one.back is None)
     total_was, total_is = was.total(), is_.total()
     agents = [
         {
@@ -294,6 +355,8 @@ def _result(
             "actual": sum(one["actual"]["outcome"] == Outcome.LEFT for one in leads),
             "draft": sum(one["draft"]["outcome"] == Outcome.LEFT for one in leads),
         },
+        "given_back": {"actual": past.counts["given_back_then"], "draft": past.counts["given_back"]},
+        "moves": {"repeated": past.counts["repeated"], "not_repeated": past.counts["not_repeated"]},
         "differences": differ,
     }
 
@@ -302,9 +365,9 @@ def _pair(names: Names, refs: Mapping[UUID, str], one: _Lead) -> Json:
     d, row = one.draft, one.actual
     assert d is not None  # noqa: S101 - only decided ones are shown
     reason = d.reason.value if d.reason else None
-    actual = _side(names, row.outcome, row.reason, row.rule, row.queue_id, row.agent_id)
-    draft = _side(names, d.outcome.value, reason, d.rule, d.queue_id, d.agent_id)
-    differs = (row.agent_id, row.outcome) != (d.agent_id, d.outcome.value)
+    actual = _side(names, row.outcome, row.reason, row.rule, row.queue_id, row.agent_id, one.back_then)
+    draft = _side(names, d.outcome.value, reason, d.rule, d.queue_id, d.agent_id, one.back)
+    differs = (row.agent_id, row.outcome, one.back_then) != (d.agent_id, d.outcome.value, one.back)
     return {
         "lead": refs.get(one.lead_id),
         "came": iso(one.came),
@@ -315,7 +378,13 @@ def _pair(names: Names, refs: Mapping[UUID, str], one: _Lead) -> Json:
 
 
 def _side(
-    names: Names, outcome: str, reason: str | None, rule: str | None, queue_id: UUID | None, agent_id: UUID | None
+    names: Names,
+    outcome: str,
+    reason: str | None,
+    rule: str | None,
+    queue_id: UUID | None,
+    agent_id: UUID | None,
+    given_back: str | None,
 ) -> Json:
     return {
         "outcome": outcome,
@@ -323,4 +392,5 @@ def _side(
         "rule": rule,
         "queue": names.queue(queue_id),
         "agent": names.agent(agent_id),
+        "given_back": given_back,
     }

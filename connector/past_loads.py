@@ -75,5 +75,16 @@ class PastLoads:
         """The bench gave a lead to an agent, and counted that already."""
         if decision.agent_id in self._times:
             self._times[decision.agent_id].append(now)
-            if (lead.stage or "").lower() in self._bench.plan.closed_stages:
+            if self._closed(lead):
                 self._bench.freed(decision.agent_id)
+
+    def _closed(self, lead: Lead) -> bool:
+        return (lead.stage or "").lower() in self._bench.plan.closed_stages
+
+    def took_back(self, agent_id: UUID, lead: Lead, given_at: datetime) -> None:
+        """A lead that the bench gave to an agent at `given_at` counts no more: it was given back."""
+        if agent_id in self._times:
+            self._times[agent_id].remove(given_at)
+            if not self._closed(lead):
+                self._bench.freed(agent_id)
+            self._until.pop(agent_id, None)  # counted anew at once

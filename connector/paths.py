@@ -98,16 +98,33 @@ def _places(line: Line | None, away: Mapping[str, Any]) -> dict[str, int]:
     return {str(agent_id): at for at, agent_id in enumerate(rotation.lineup(line, there), 1)}
 
 
+# Where a turn's entry is to be looked for: turns rise with the sequence numbers, so it is found by halves. Each turn is
+# one entry, so its number is at least the turn; how many other entries there are besides grows with the ledger.
+_NEAR = sa.text(
+    "WITH RECURSIVE halves (low, high) AS ("
+    "SELECT CAST(:turn AS bigint), queues.seq FROM queues "
+    "WHERE queues.tenant_id = :tenant_id AND queues.queue_id = :queue_id "
+    "UNION ALL "
+    "SELECT CASE WHEN later.turn < :turn THEN middle + 1 ELSE low END, "
+    "CASE WHEN later.turn < :turn THEN high ELSE middle END "
+    "FROM (SELECT low, high, (low + high) / 2 AS middle FROM halves WHERE low < high) AS half "
+    "LEFT JOIN LATERAL (SELECT CAST(ledger.data->>'turn' AS bigint) AS turn FROM ledger "
+    "WHERE ledger.tenant_id = :tenant_id AND ledger.queue_id = :queue_id AND ledger.seq >= half.middle "
+    "AND ledger.kind = 'turn' ORDER BY ledger.seq LIMIT 1) AS later ON true"
+    ") SELECT low FROM halves WHERE low >= high LIMIT 1"
+).columns(low=sa.BigInteger)
+
+
 def line_around(
     conn: sa.Connection, tenant_id: UUID, queue_id: UUID, turn: int, decision_id: UUID
 ) -> tuple[Line | None, Line | None]:
     """A queue's line before and after the turn of a decision, from its ledger: two statements, a checkpoint's reach."""
     c = t.ledger.c
     of_queue = sa.and_(c.tenant_id == tenant_id, c.queue_id == queue_id)
-    # Each turn is one entry, so its sequence number is at least the turn: the primary key leads nearly there.
+    near = _NEAR.bindparams(tenant_id=tenant_id, queue_id=queue_id, turn=turn).scalar_subquery()
     seq = conn.execute(
         sa.select(c.seq)
-        .where(of_queue, c.seq >= turn, c.kind == "turn", c.data["decision"].astext == str(decision_id))
+        .where(of_queue, c.seq >= near, c.kind == "turn", c.data["decision"].astext == str(decision_id))
         .order_by(c.seq)
         .limit(1)
     ).scalar_one_or_none()

@@ -22,7 +22,7 @@ from connector.breaker import breaker_left
 from connector.busy import BusyQueues
 from connector.database import DatabaseClock
 from connector.errors import UnknownTenant
-from connector.migrate import SHADOW, WHY, reaches, stages
+from connector.migrate import SHADOW, TELLING, WHY, reaches, stages
 from connector.settings import Settings
 from connector.storing import Storing
 from connector.tables import oauth_grants, secrets
@@ -114,8 +114,7 @@ class Runtime:
         self._plans: dict[UUID, tuple[tuple[int, int], dict[frozenset[Flag], Plan]]] = {}
         self._settings: dict[tuple[UUID, int], Mapping[Flag, Stage]] = {}
         self._stages: frozenset[Flag] | None = None
-        self._keeps_why = False
-        self._shadows = False
+        self._reached: set[str] = set()
         self._local = threading.local()
         # What to do when the database is lost: the embedded one is looked after by whoever started it.
         self.database_lost: Callable[[], None] = lambda: None
@@ -136,13 +135,22 @@ class Runtime:
 
     def keeps_why(self, conn: sa.Connection) -> bool:
         """Whether the database has what revision 0011 brings: canonical configurations and the fairness tables."""
-        self._keeps_why = self._keeps_why or reaches(conn, WHY)
-        return self._keeps_why
+        return self._reaches(conn, WHY)
 
     def shadows(self, conn: sa.Connection) -> bool:
-        """Whether the database has what shadows and limited flags need. Revisions only add, so a yes is remembered."""
-        self._shadows = self._shadows or reaches(conn, SHADOW)
-        return self._shadows
+        """Whether the database has what shadows and limited flags need."""
+        return self._reaches(conn, SHADOW)
+
+    def tells(self, conn: sa.Connection) -> bool:
+        """Whether the database has the sums of leads without a turn, and each version's rules as they were read."""
+        return self._reaches(conn, TELLING)
+
+    def _reaches(self, conn: sa.Connection, revision: str) -> bool:
+        if revision in self._reached:
+            return True
+        if reaches(conn, revision):
+            self._reached.add(revision)  # revisions only add
+        return revision in self._reached
 
     def settings_at(self, conn: sa.Connection, tenant_id: UUID, version: int) -> Mapping[Flag, Stage]:
         """The flags' settings at a flag version, read once per process: they never change. Empty when none is kept."""

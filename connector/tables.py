@@ -177,6 +177,8 @@ config_versions = sa.Table(
     # The same with every agent by Turnlock's own id: what an agent is called in the CRM may change.
     sa.Column("canonical", sa.Text),
     sa.Column("note", sa.Text),
+    # Its rules (name, role, when) in order: to tell of a decision, reading the document again would take far too long.
+    sa.Column("rules", JSONB(none_as_null=True)),
     sa.PrimaryKeyConstraint("tenant_id", "version"),
 )
 
@@ -254,4 +256,28 @@ fairness_marks = sa.Table(
     sa.ForeignKeyConstraint(
         ["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="fairness_marks_queue_fk"
     ),
+)
+
+# Leads that agents had without a turn, by UTC day; `rule` and `queue` (an id as text) are empty where there was none.
+turnless_days = sa.Table(
+    "turnless_days",
+    metadata,
+    _tenant(),
+    sa.Column("day", sa.Date, nullable=False),
+    sa.Column("rule", sa.Text, nullable=False),
+    sa.Column("how", sa.Text, nullable=False),
+    sa.Column("queue", sa.Text, nullable=False),
+    sa.Column("agent_id", sa.Uuid, nullable=False),
+    sa.Column("leads", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id", "day", "rule", "how", "queue", "agent_id"),
+)
+
+# Up to when a tenant's assignments are in those sums, and those of before whose write to the CRM was not settled then.
+turnless_marks = sa.Table(
+    "turnless_marks",
+    metadata,
+    _tenant(),
+    _time("folded_until"),
+    sa.Column("unsettled", JSONB, nullable=False),
+    sa.PrimaryKeyConstraint("tenant_id"),
 )

@@ -16,7 +16,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from connector import configuration
-from connector.config_model import Config, Member, QueueConfig
+from connector.config_model import Config, Member
 from connector.configuration import Applied, has_ledger
 from connector.database import new_id, unit
 from connector.errors import TurnlockError
@@ -222,7 +222,7 @@ def _edit(
         if queue not in found:
             raise TurnlockError(f"no queue {queue!r} is configured; there are: {', '.join(found) or 'none'}")
         members = tuple(change(list(found[queue].members), who))
-        found[queue] = QueueConfig(queue, members, found[queue].when_nobody)
+        found[queue] = replace(found[queue], members=members)
         return replace(config, queues=tuple(found.values()))
 
     return configuration.edit(runtime, tenant, edited, actor, why)

@@ -43,11 +43,14 @@ class _Turns:
         self.position, self.floor = line.position, line.floor
         self.owed: tuple[Owed, ...] = line.owed
         self.places: dict[UUID, Place] = {place.agent_id: place for place in line.places}
+        # Beside the places: few are ever, and looking through all of a long queue at each turn is what would cost.
+        self.averaging = {place.agent_id for place in line.places if place.averaging}
 
     def take(self, data: Mapping[str, Any]) -> None:
-        away = set(data["unavailable"])
-        for place in [p for p in self.places.values() if p.averaging and str(p.agent_id) not in away]:
-            self.places[place.agent_id] = replace(place, tag=max(place.tag, self.floor), averaging=False)
+        for back in self.averaging - {UUID(one) for one in data["unavailable"]} if self.averaging else ():
+            place = self.places[back]
+            self.places[back] = replace(place, tag=max(place.tag, self.floor), averaging=False)
+            self.averaging.discard(back)
         for agent in data["lost"]:
             place = self.places[UUID(agent)]
             tag = max(place.tag, self.floor) + UNIT // place.weight
@@ -61,6 +64,7 @@ class _Turns:
             self.places[agent_id] = replace(self.places[agent_id], tag=int(data["tag"]), last=data["turn"])
         for agent in data.get("average", ()):
             self.places[UUID(agent)] = replace(self.places[UUID(agent)], averaging=True)
+            self.averaging.add(UUID(agent))
 
     def line(self) -> Line:
         return Line(self.position, self.floor, tuple(self.places.values()), self.owed)

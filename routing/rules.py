@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -44,7 +45,6 @@ class _RoleRules:
     def __init__(self, compiled: Sequence[tuple[Rule, Condition]]) -> None:
         self.compiled = tuple(compiled)
         roots: list[Node] = [condition.root for _, condition in compiled]
-        self.matcher = Matcher(roots)
         # By the first rule that looks at them, so that a lead taken by the first rule is not read further.
         self.facts: dict[str, int] = {}
         for number, root in enumerate(roots):
@@ -52,6 +52,11 @@ class _RoleRules:
                 self.facts.setdefault(test.fact, number)
         self._roots = roots
         self._hidden: dict[str, HiddenTests] = {}
+
+    @cached_property
+    def matcher(self) -> Matcher:
+        """Finds the rules that match. Made when first asked for: who only tells of the past needs none."""
+        return Matcher(self._roots)
 
     def hidden(self, fact: str) -> HiddenTests:
         """The tests of a field whose value is not kept."""

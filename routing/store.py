@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from routing import caps, stored
 from routing import tables as t
@@ -298,51 +299,55 @@ def _hours(stored: str) -> Hours:
     return Hours({int(day): tuple((x, y) for x, y in spans) for day, spans in json.loads(stored).items()})
 
 
+# Members and agents are read for every lead, all of a queue, and hardly one of them has changed since the last: each
+# row comes as one text, and what was made of it is kept by that text. A row that changed is another text.
+_KEPT = 16_384
+
+
+@lru_cache(maxsize=_KEPT)
+def _agent(row: str, skips: bool, capacity: bool) -> Agent:
+    """An agent from the text of :func:`load_agents`."""
+    agent_id, ref, name, active, refused, *rest = json.loads(row)
+    more: dict[str, Any] = {}
+    if skips:
+        by_crm, by_admin, until, zone, leave, holidays, hours, *rest = rest
+        more = {
+            "paused_by_crm": by_crm,
+            "paused_by_admin": by_admin,
+            "paused_until": None if until is None else datetime.fromisoformat(until),
+            "zone": zone,
+            "hours": None if hours is None else _hours(json.dumps(hours)),
+            "leave": stored.leave(leave or ()),
+            "holidays": None if holidays is None else stored.holidays(holidays),
+        }
+    if capacity and rest[0] is not None:
+        more["caps"] = Caps(**rest[0], zone=rest[1] or more.get("zone") or "UTC")
+    return Agent(agent_id=UUID(agent_id), ref=ref, name=name, active=active, refused=refused, **more)
+
+
 def load_agents(
     conn: sa.Connection, tenant_id: UUID, flags: frozenset[Flag], agent_ids: Collection[UUID] | None = None
 ) -> dict[UUID, Agent]:
     """Agents as Turnlock knows them now, those asked for or all."""
     a, r = t.agents.c, t.agent_refs.c
-    columns: list[Any] = [a.agent_id, a.name, a.active, a.refused_at]
-    if Flag.SKIPS in flags:
-        zone = sa.func.coalesce(a.zone_by_admin, a.zone).label("zone")
-        columns += [a.paused_by_crm, a.paused_by_admin, a.paused_until, zone, a.leave, a.holidays]
-        columns += [sa.cast(a.hours, sa.Text).label("hours")]
-    if Flag.CAPACITY in flags:
+    skips, capacity = Flag.SKIPS in flags, Flag.CAPACITY in flags
+    columns: list[Any] = [a.agent_id, r.ref, a.name, a.active, a.refused_at.is_not(None)]
+    if skips:
+        zone = sa.func.coalesce(a.zone_by_admin, a.zone)
+        columns += [a.paused_by_crm, a.paused_by_admin, a.paused_until, zone, a.leave, a.holidays, a.hours]
+    if capacity:
         c = t.tenants.c
-        columns += [a.caps, sa.select(c.caps_zone).where(c.tenant_id == tenant_id).scalar_subquery().label("caps_zone")]
+        columns += [a.caps, sa.select(c.caps_zone).where(c.tenant_id == tenant_id).scalar_subquery()]
     query = (
-        sa.select(*columns, r.ref)
+        sa.select(sa.cast(sa.func.jsonb_build_array(*columns), sa.Text))
         .join(t.agent_refs, (r.tenant_id == a.tenant_id) & (r.agent_id == a.agent_id))
         .where(a.tenant_id == tenant_id)
         .order_by(r.ref)
     )
     if agent_ids is not None:
         query = query.where(a.agent_id == sa.any_(sa.cast(list(agent_ids), sa.ARRAY(sa.Uuid))))
-    found: dict[UUID, Agent] = {}
-    for row in conn.execute(query):
-        more: dict[str, Any] = {}
-        if Flag.SKIPS in flags:
-            more = {
-                "paused_by_crm": row.paused_by_crm,
-                "paused_by_admin": row.paused_by_admin,
-                "paused_until": row.paused_until,
-                "zone": row.zone,
-                "hours": None if row.hours is None else _hours(row.hours),
-                "leave": stored.leave(row.leave or ()),
-                "holidays": None if row.holidays is None else stored.holidays(row.holidays),
-            }
-        if Flag.CAPACITY in flags and row.caps is not None:
-            more["caps"] = Caps(**row.caps, zone=row.caps_zone or more.get("zone") or "UTC")
-        found[row.agent_id] = Agent(
-            agent_id=row.agent_id,
-            ref=row.ref,
-            name=row.name,
-            active=row.active,
-            refused=row.refused_at is not None,
-            **more,
-        )
-    return found
+    found = (_agent(row, skips, capacity) for row in conn.execute(query).scalars())
+    return {agent.agent_id: agent for agent in found}
 
 
 #: How an assignment ends that its agent never really had: it counts under no cap.
@@ -402,6 +407,13 @@ def count_loads(conn: sa.Connection, tenant_id: UUID, agents: Collection[Agent],
     return loads
 
 
+@lru_cache(maxsize=_KEPT)
+def _place(row: str) -> Place:
+    """A member's place from the text of :func:`load_queues`."""
+    agent_id, rank, tag, last, weight, *averaging = row.split(" ")
+    return Place(UUID(agent_id), int(rank), int(weight), int(tag), int(last), averaging == ["t"])
+
+
 def load_queues(
     conn: sa.Connection,
     tenant_id: UUID,
@@ -416,26 +428,20 @@ def load_queues(
     turning = Flag.ROTATION in flags
     weighted = Flag.WEIGHTS in flags
     skipping = Flag.SKIPS in flags
-    columns = [m.queue_id, m.agent_id, m.rank]
-    columns += [m.tag, m.last_turn] if turning else []
-    columns += [m.weight] if weighted else []
+    columns: list[Any] = [m.agent_id, m.rank]
+    columns += [m.tag, m.last_turn] if turning else [sa.literal_column("0"), sa.literal_column("0")]
+    columns += [m.weight if weighted else sa.literal_column("1")]
     columns += [m.averaging] if skipping else []
+    # Who joined while the rotation was off has no tag; the flag's `on` brings them into the line.
+    in_line = [m.tag.is_not(None)] if turning else []
     places: dict[UUID, list[Place]] = {queue_id: [] for queue_id in queue_ids}
-    for row in conn.execute(
-        sa.select(*columns).where(m.tenant_id == tenant_id, m.queue_id == sa.any_(wanted)).order_by(m.rank)
+    line: sa.ColumnElement[str] = aggregate_order_by(sa.literal_column("','"), m.rank)
+    for queue_id, rows in conn.execute(
+        sa.select(m.queue_id, sa.func.string_agg(sa.func.concat_ws(" ", *columns), line))
+        .where(m.tenant_id == tenant_id, m.queue_id == sa.any_(wanted), *in_line)
+        .group_by(m.queue_id)
     ):
-        if turning and row.tag is None:
-            continue  # joined while the rotation was off; the flag's `on` brings them into the line
-        places[row.queue_id].append(
-            Place(
-                agent_id=row.agent_id,
-                rank=row.rank,
-                weight=row.weight if weighted else 1,
-                tag=row.tag if turning else 0,
-                last=row.last_turn if turning else 0,
-                averaging=row.averaging if skipping else False,
-            )
-        )
+        places[queue_id] = [_place(row) for row in rows.split(",")]
     owed: dict[UUID, list[Owed]] = {}
     if turning:
         for row in conn.execute(

@@ -17,14 +17,14 @@ Json = Mapping[str, Any]
 _COLUMNS = (
     "period", "agent_ref", "agent", "in_line", "expected", "expected_share", "actual", "actual_share", "difference",
     "others_absent", "owed_turns", "given_back", "debits", "order_of_the_line", "with_even_weights", "by_weight",
-    "given_next", "longest_wait_turns", "longest_wait_seconds",
+    "given_next", "without_turn", "longest_wait_turns", "longest_wait_seconds",
 )  # fmt: skip
 
 
 @click.command()
 @tenant_argument
 @click.option("--queue", "name", metavar="QUEUE", help="One queue; all of them otherwise.")
-@click.option("--rule", help="Only turns that came from this rule.")
+@click.option("--rule", help="Only leads that came from this rule.")
 @click.option("--since", type=Since(), default="30d", show_default=True, help="From the day of this moment on (UTC).")
 @click.option("--until", type=Since(), help="To the day of this moment (UTC), included; today otherwise.")
 @click.option("--per", type=click.Choice(["whole", "day", "week", "month"]), default="whole", show_default=True)
@@ -45,7 +45,8 @@ def fairness(
     """Show each agent's share of the turns.
 
     What they were to expect by their weight, what they had, and the difference by its reasons: absences, others'
-    absences, turns owed and given back, the order of the line; and the longest wait.
+    absences, turns owed and given back, the order of the line; the leads they had without a turn, which are in no
+    share; and the longest wait.
 
     Example: turnlock fairness acme --queue Everyone --since 30d
     """
@@ -84,18 +85,21 @@ def _rows(told: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _csv(told: Json) -> str:
-    """One line per agent and period; each reason of an absence has a column of its own."""
+    """One line per agent and period; each reason of an absence and each way without a turn has a column of its own."""
     reasons = sorted({reason for _, row in _rows(told) for reason in row["because"]["absent"]})
+    ways = sorted({how for _, row in _rows(told) for how in row["without_turn_by"]})
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow((*_COLUMNS, *(f"absent_{reason}" for reason in reasons)))
+    more = (*(f"absent_{reason}" for reason in reasons), *(f"without_turn_{how}" for how in ways))
+    writer.writerow((*_COLUMNS, *more))
     for start, row in _rows(told):
         wait = row["longest_wait"]
         flat = {"period": start, "agent_ref": row["agent"]["ref"], "agent": _plain(row["agent"]["name"])}
         flat |= {"longest_wait_turns": wait["turns"], "longest_wait_seconds": wait["seconds"]}
         values = row | row["because"] | flat
-        absent = row["because"]["absent"]
-        writer.writerow((*(values[column] for column in _COLUMNS), *(absent.get(reason, 0) for reason in reasons)))
+        absent, without = row["because"]["absent"], row["without_turn_by"]
+        more = (*(absent.get(reason, 0) for reason in reasons), *(without.get(how, 0) for how in ways))
+        writer.writerow((*(values[column] for column in _COLUMNS), *more))
     return out.getvalue()
 
 
@@ -109,10 +113,11 @@ def _tell(told: Json) -> None:
     rule = f", rule {told['rule']}" if told["rule"] else ""
     say(f"{told['tenant']}, {of}{rule}, {told['since']} to {told['until']} (UTC)")
     if not told["periods"]:
-        say("No turn was taken in this time.")
+        say("No lead was assigned in this time.")
     for period in told["periods"]:
-        say("", f"From {period['start']}: {period['turns']} turns, {period['kept']} kept")
-        columns = ("agent", "expected", "", "had", "", "difference", "because", "longest wait")
+        beside = f"; {period['without_turn']} leads without a turn" if period["without_turn"] else ""
+        say("", f"From {period['start']}: {period['turns']} turns, {period['kept']} kept{beside}")
+        columns = ("agent", "expected", "", "had", "", "difference", "because", "without a turn", "longest wait")
         table(columns, [_cells(row) for row in period["agents"]])
 
 
@@ -125,6 +130,7 @@ def _cells(row: Json) -> tuple[object, ...]:
         _percent(row["actual_share"]),
         f"{row['difference']:+.2f}",
         _because(row),
+        _without(row),
         f"{row['longest_wait']['turns']} turns, {_span(row['longest_wait']['seconds'])}",
     )
 
@@ -144,6 +150,23 @@ def _because(row: Json) -> str:
         ("order", because["order_of_the_line"]),
     ]
     return ", ".join(f"{what} {turns:+.2f}" for what, turns in said if abs(turns) >= 0.005)
+
+
+#: How an agent came to a lead without a turn.
+_WAYS = {
+    "agent": "named by a rule",
+    "default_agent": "default agent",
+    "existing_owner": "had the person",
+    "same_household": "had the household",
+    "rank": "rotation off",
+}
+
+
+def _without(row: Json) -> str:
+    if not row["without_turn_by"]:
+        return "0"
+    ways = ", ".join(f"{_WAYS.get(how, how)} {leads}" for how, leads in row["without_turn_by"].items())
+    return f"{row['without_turn']} ({ways})"
 
 
 def _span(seconds: int) -> str:

@@ -123,6 +123,13 @@ def _side_by_side(told: dict[str, Any], show: int) -> None:
     held, left = told["held"], told["left"]
     say("", f"Held for a time: {held['actual']}, would be {held['draft']}; still: {held['draft_still']}.")
     say(f"Left alone: {left['actual']}, would be {left['draft']}.")
+    back, moves = told["given_back"], told["moves"]
+    say(f"Given back: {back['actual']}, would be {back['draft']}; each is given back again by whoever has it.")
+    if moves["repeated"] or moves["not_repeated"]:
+        say(
+            f"Credits, charges and turns given next by hand: {moves['repeated']} repeated at their time, "
+            f"{moves['not_repeated']} not (the agent is no member by the draft)."
+        )
     say(f"{told['same']} of {told['leads']} leads the same; {len(told['differences'])} differ:")
     differ = [(r["lead"], when(r["came"]), _end(r["actual"]), _end(r["draft"])) for r in told["differences"][:show]]
     table(("lead", "came", "had", "would have"), differ, indent=2)
@@ -136,7 +143,8 @@ def _percent(share: float | None) -> str:
 
 def _end(side: dict[str, Any]) -> str:
     by = f", rule {side['rule']!r}" if side["rule"] else ""
-    return (agent(side["agent"]) if side["agent"] else f"{side['outcome']} ({side['reason']})") + by
+    back = f", given back ({side['given_back']})" if side["given_back"] else ""
+    return (agent(side["agent"]) if side["agent"] else f"{side['outcome']} ({side['reason']})") + by + back
 
 
 COMMANDS = (simulate, replay_past)

@@ -24,7 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
@@ -40,7 +40,7 @@ from connector.process import open_runtime
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox, bottlecrm
 from connector.settings import Settings
-from tests.bench import cpu
+from tests.bench import cpu, long_past
 from tests.rig import ABC, Rig
 
 CLI = ("-c", "from connector.cli import main; main()")
@@ -49,6 +49,7 @@ BURST = 3000
 CLIENTS = 16
 BOUNDS = {"bottlecrm": 3.0, "followupboss": 5.0}
 HOT_BOUND = 0.6
+PARTS = ["latency", "hot", "flat", "past"]
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
@@ -142,7 +143,11 @@ class Bench:
 
     def __init__(self, report: Report, folder: Path) -> None:
         self.report = report
-        self.key = Fernet.generate_key().decode()
+        kept = folder / "key"
+        if not kept.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(Fernet.generate_key())
+        self.key = kept.read_text()
         self.settings = Settings(home=folder / "db", secret_keys=(self.key,), allow_private_hosts=True)
         self.floor_port, self.port = free_port(), free_port()
         self.owner_url = ""
@@ -334,8 +339,20 @@ class Bench:
             raise failures[0]
 
     # -- flat -----------------------------------------------------------------------------------------------
-    def flat(self, runtime: Runtime, past: int) -> None:
-        """Deciding with a long past, with many rules, and one lead per transaction."""
+    def past(self, runtime: Runtime, count: int) -> None:
+        """Everything that could grow with the number of past decisions."""
+        say = self.report.say
+        say(f"## A long past: {count:,} decisions, a queue of 200 members, 1,000 rules")
+        say()
+        say(f"Measured on {datetime.now(UTC):%Y-%m-%d}.")
+        say()
+        with Sandbox() as sandbox:
+            sandbox.pause_dispatch()
+            long_past.run(runtime, sandbox, self.owner_url, count, say, self.report.bound)
+        say()
+
+    def flat(self, runtime: Runtime) -> None:
+        """Deciding with many rules, and one lead per transaction."""
         say = self.report.say
         say("## Deciding, in process, 200 leads in units of 50")
         say()
@@ -347,19 +364,15 @@ class Bench:
             say(f"- after about a thousand past decisions: {few * 1000:.2f} ms a lead")
             alone = self._decide(rig, 200, alone=True)
             say(f"- one transaction per lead: {alone * 1000:.2f} ms a lead, {alone / few:.1f} x the unit of 50")
-            _past(self.owner_url, rig, past)
-            many = self._decide(rig, 200)
-            word = self.report.bound("flat in decisions", many <= 2 * few)
-            say(f"- after {past:,} past decisions: {many * 1000:.2f} ms a lead, {many / few:.2f} x (bound 2: {word})")
             rules = "rules:\n" + "".join(
                 f"  - {{name: r{n}, when: {{field: city, equals: Town {n}}}, to: {{queue: All}}}}\n" for n in range(500)
             )
             rig.configure(ABC + rules)
             self._decide(rig, 50)
             ruled = self._decide(rig, 200)
-            word = self.report.bound("500 rules", ruled <= 2 * many)
+            word = self.report.bound("500 rules", ruled <= 2 * few)
             say(
-                f"- with 500 rules, none of which matches: {ruled * 1000:.2f} ms a lead, {ruled / many:.2f} x "
+                f"- with 500 rules, none of which matches: {ruled * 1000:.2f} ms a lead, {ruled / few:.2f} x "
                 f"(bound 2: {word})"
             )
             say()
@@ -421,41 +434,29 @@ class Bench:
         self.report.say()
 
 
-def _past(owner_url: str, rig: Rig, count: int) -> None:
-    """A long past, written straight into the tables: leads, standings, decisions, assignments of `count` leads."""
-    statements = [
-        """INSERT INTO leads (tenant_id, lead_id, version)
-           SELECT :t, gen_random_uuid(), 2 FROM generate_series(1, :n)""",
-        """INSERT INTO decisions (tenant_id, decision_id, lead_id, role, seq, decided_at, cause, outcome, agent_id,
-                                  queue_id, config_version, record)
-           SELECT :t, gen_random_uuid(), l.lead_id, 'owner', 1, now(), 'new', 'assigned', m.agent_id, m.queue_id, 1,
-                  '{}'
-           FROM leads l CROSS JOIN (SELECT * FROM members WHERE tenant_id = :t LIMIT 1) m
-           WHERE l.tenant_id = :t AND l.version = 2 AND NOT EXISTS (
-               SELECT FROM decisions d WHERE d.tenant_id = :t AND d.lead_id = l.lead_id)""",
-        """INSERT INTO lead_roles (tenant_id, lead_id, role, state, agent_id, queue_id, seq, epoch, confirmed_version)
-           SELECT :t, d.lead_id, 'owner', 'assigned', d.agent_id, d.queue_id, 1, 1, 2 FROM decisions d
-           WHERE d.tenant_id = :t ON CONFLICT DO NOTHING""",
-        """INSERT INTO assignments (tenant_id, assignment_id, decision_id, lead_id, role, agent_id, epoch, assigned_at)
-           SELECT :t, gen_random_uuid(), d.decision_id, d.lead_id, 'owner', d.agent_id, 1, now() FROM decisions d
-           WHERE d.tenant_id = :t ON CONFLICT DO NOTHING""",
-        """INSERT INTO outbox (tenant_id, outbox_id, lead_id, role, epoch, kind, decision_id, agent_id, state,
-                               closed_at)
-           SELECT :t, gen_random_uuid(), d.lead_id, 'owner', 1, 'owner', d.decision_id, d.agent_id, 'confirmed', now()
-           FROM decisions d WHERE d.tenant_id = :t ON CONFLICT DO NOTHING""",
-        "ANALYZE",
-    ]
-    engine = sa.create_engine(owner_url, poolclass=sa.NullPool)
-    for statement in statements:
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-            conn.execute(sa.text(statement), {"t": rig.tenant.tenant_id, "n": count} if ":t" in statement else {})
+def _merged(page: str, lines: list[str], *, whole: bool) -> str:
+    """The page with the sections that were measured. Those of parts that were not run stay, and unless the run was
+    `whole`, its head does."""
+
+    def sections(text: str) -> dict[str, str]:
+        text = re.sub(r"^Bounds missed.*\n", "", text, flags=re.MULTILINE)
+        found = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+        return {part.split("\n", 1)[0]: part.strip() for part in found}
+
+    old, new = sections(page), sections("\n".join(lines))
+    titles = dict.fromkeys([*old, *new])
+    kept = [(old if title == "# Benchmarks" and not whole else old | new)[title] for title in titles]
+    kept = [text for text in kept if not READING.strip().startswith(text.split("\n", 1)[0])]
+    missed = f"Bounds missed, each marked above: {' '.join(kept).count('MISSED')}."
+    return "\n\n".join([*kept, missed, READING.strip()]) + "\n"
 
 
 def main() -> int:
     """Run all or the named parts; 1 when a bound was missed."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("parts", nargs="*", default=["latency", "hot", "flat"])
-    parser.add_argument("--past", type=int, default=1_000_000)
+    parser.add_argument("parts", nargs="*", default=PARTS)
+    parser.add_argument("--past", type=int, default=int(os.environ.get("BENCH_PAST", "1000000")))
+    parser.add_argument("--home", type=Path, help="keep the database in this folder, or measure the one that is there")
     options = parser.parse_args()
     report = Report()
     report.say("# Benchmarks")
@@ -466,7 +467,7 @@ def main() -> int:
         "shared, so read the ratios, not the milliseconds."
     )
     report.say()
-    with tempfile.TemporaryDirectory() as folder:
+    with nullcontext(options.home) if options.home else tempfile.TemporaryDirectory() as folder:
         bench = Bench(report, Path(folder))
         with (
             EmbeddedPostgres(bench.settings.home) as server,
@@ -478,10 +479,11 @@ def main() -> int:
             if "hot" in options.parts:
                 bench.hot_queue(runtime)
             if "flat" in options.parts:
-                bench.flat(runtime, options.past)
+                bench.flat(runtime)
+            if "past" in options.parts:
+                bench.past(runtime, options.past)
     report.say(f"Bounds missed: {', '.join(report.missed) or 'none'}.")
-    if set(options.parts) == {"latency", "hot", "flat"}:
-        PAGE.write_text("\n".join(report.lines) + "\n" + READING)
+    PAGE.write_text(_merged(PAGE.read_text(), report.lines, whole=set(options.parts) == set(PARTS)))
     return 1 if report.missed else 0
 
 

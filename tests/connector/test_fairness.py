@@ -6,20 +6,22 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
+from uuid import UUID
 from xml.etree import ElementTree
 
 import pytest
 import sqlalchemy as sa
 
-from connector import fairness
+from connector import fairness, returns, tenants
 from connector.database import unit
 from connector.fairness_chart import chart
 from connector.settings import Settings
 from routing import tables as t
+from tests.bench import long_past
 from tests.connector.cli_rig import Cli, command_line
-from tests.rig import ANA, BEN, CY, Rig
+from tests.rig import ANA, BEN, CY, DEE, ELI, Rig, until
 
 CONFIG = """\
 default_queue: All
@@ -71,7 +73,7 @@ def test_each_agents_share_and_why_it_differs(make_rig: Callable[..., Rig], turn
     assert rows[CY]["longest_wait"]["turns"] >= 2
     (web,) = turnlock.json("fairness", "acme", "--rule", "Web", "--per", "day")["periods"]
     assert web["turns"] == 8
-    assert "no turn of this time came from a rule 'Wob'" in turnlock("fairness", "acme", "--rule", "Wob", code=1).stderr
+    assert "no lead of this time came from a rule 'Wob'" in turnlock("fairness", "acme", "--rule", "Wob", code=1).stderr
 
     text = turnlock("fairness", "acme").stdout
     assert "absent (paused) -1.50" in text
@@ -84,6 +86,82 @@ def test_each_agents_share_and_why_it_differs(make_rig: Callable[..., Rig], turn
     later = turnlock.json("fairness", "acme", "--since", "2020-01-01", "--until", "2020-02-01")
     assert later["periods"] == []
     ElementTree.fromstring(chart(later))
+
+
+TURNLESS = """\
+default_queue: All
+queues:
+  All: {members: ['12', '13', '14']}
+  Late: {members: ['13'], when_nobody: {default_agent: '16'}}
+rules:
+  - {name: Late, when: {field: source, equals: Late}, to: {queue: Late}}
+  - {name: Keys, when: {field: source, equals: Keys}, to: {agent: '15'}}
+"""
+
+
+def without_turn(rig: Rig, **of: Any) -> dict[str, dict[str, int]]:
+    """Leads without a turn of the last two days, by agent (CRM id) and the way to them."""
+    today = datetime.now(UTC).date()
+    told = fairness.report(rig.runtime, rig.tenant, since=today - timedelta(days=1), until=today, **of)
+    rows = [row for period in told["periods"] for row in period["agents"] if row["without_turn"]]
+    assert all(row["without_turn"] == sum(row["without_turn_by"].values()) for row in rows)
+    assert sum(period["without_turn"] for period in told["periods"]) == sum(row["without_turn"] for row in rows)
+    return {row["agent"]["ref"]: row["without_turn_by"] for row in rows}
+
+
+def test_leads_without_a_turn_stand_beside_the_shares(make_rig: Callable[..., Rig], turnlock: Cli) -> None:
+    rig = make_rig(config=TURNLESS)
+    kim = {"emails": ["kim@example.com"]}
+    mine = rig.assign(**kim)
+    rig.burst(2)
+    rig.assign(**kim)
+    named = rig.burst(3, source="Keys")
+    rig.pause(BEN)
+    rig.burst(2, source="Late")
+    rig.settle_owners()
+    asked = returns.ask(rig.runtime, rig.tenant, rig.lead_id(named[0]), returns.ReturnReason.BOGUS, actor="dee")
+    returns.approve(rig.runtime, rig.tenant, UUID(asked["return_id"]), void=True, actor="mia")
+    # The CRM takes no owner: refused, and nobody else is named.
+    rig.sandbox.fault("lost_owner", method="PUT", times=2)
+    refused = rig.create(source="Keys")
+    until(lambda: rig.assignments(refused) == [(DEE, "refused")], what="a refusal")
+    rig.sandbox.set_owner(int(refused), int(CY))  # before the CRM is asked again whether it takes Dee
+    until(lambda: rig.standing(refused)["state"] == "owned", what="the human's choice")
+    rig.settle_owners()
+    had = {mine: {"existing_owner": 1}, DEE: {"agent": 2}, ELI: {"default_agent": 2}}
+    assert without_turn(rig) == had
+
+    told = turnlock.json("fairness", "acme", "--since", "2d")
+    rows = {row["agent"]["ref"]: row for period in told["periods"] for row in period["agents"]}
+    assert sum(row["actual"] for row in rows.values()) == 3
+    assert (rows[ELI]["expected"], rows[ELI]["actual"], rows[ELI]["actual_share"]) == (0, 0, 0)
+    assert "2 (default agent 2)" in turnlock("fairness", "acme").stdout
+    lines = list(csv.DictReader(io.StringIO(turnlock("fairness", "acme", "--format", "csv").stdout)))
+    (eli,) = (line for line in lines if line["agent_ref"] == ELI)
+    assert (eli["without_turn"], eli["without_turn_default_agent"], eli["without_turn_agent"]) == ("2", "2", "0")
+    assert "2 without a turn" in turnlock("fairness", "acme", "--format", "svg").stdout
+    with rig.runtime.engine.connect() as conn:
+        late = conn.execute(sa.select(t.queues.c.queue_id).where(t.queues.c.name == "Late")).scalar_one()
+    assert without_turn(rig, queue_id=late) == {ELI: {"default_agent": 2}}
+    assert without_turn(rig, rule="Keys") == {DEE: {"agent": 2}}
+
+    # A write that is not settled is set aside while everything else is rolled up, and counts once it is.
+    tenants.set_sending(rig.runtime, rig.tenant, False)
+    waiting = rig.create(source="Keys")
+    until(lambda: rig.assignments(waiting), what="a decision")
+    rig.sql("UPDATE assignments SET assigned_at = assigned_at - interval '2 hours' WHERE tenant_id = :t")
+    now_too = had | {DEE: {"agent": 3}}
+    assert without_turn(rig) == now_too
+    folded = "SELECT coalesce(sum(leads), 0) FROM turnless_days WHERE tenant_id = :t"
+    assert rig.one(folded) == 6  # the returned one too, which is taken off on the day of its return
+    assert rig.one("SELECT jsonb_array_length(unsettled) FROM turnless_marks WHERE tenant_id = :t") == 1
+    rig.sandbox.set_owner(int(waiting), int(CY))  # a human is quicker
+    tenants.set_sending(rig.runtime, rig.tenant, True)
+    until(lambda: rig.assignments(waiting) == [(DEE, "superseded")], what="the human's choice")
+    assert without_turn(rig) == had
+    fairness.rebuild(rig.runtime, rig.tenant.tenant_id)
+    assert without_turn(rig) == had
+    assert rig.one("SELECT jsonb_array_length(unsettled) FROM turnless_marks WHERE tenant_id = :t") == 0
 
 
 def test_a_turn_given_back_long_after_is_counted_on_its_own_day(make_rig: Callable[..., Rig]) -> None:
@@ -142,11 +220,13 @@ def test_sums_are_exact_across_crashes_and_can_be_made_anew(
 
 
 @pytest.mark.proof
-def test_a_report_over_a_million_decisions_reads_a_handful_of_rows(make_rig: Callable[..., Rig]) -> None:
+def test_a_report_over_a_million_decisions_reads_a_handful_of_rows(
+    make_rig: Callable[..., Rig], database: Settings
+) -> None:
     rig = make_rig(config=CONFIG, worker=False)
     rig.sandbox.webhook_faults(drop=1.0)
     million = 1_000_000
-    _a_million(rig, million)
+    long_past.write(database.migrate_url or "", rig, million, began=datetime(2026, 1, 1, tzinfo=UTC))
     while not fairness.roll_up(rig.runtime, rig.tenant.tenant_id, batches=10):
         pass
     with unit(rig.runtime.engine) as (conn, _):
@@ -162,8 +242,9 @@ def test_a_report_over_a_million_decisions_reads_a_handful_of_rows(make_rig: Cal
     told = fairness.report(rig.runtime, rig.tenant, since=date(2026, 1, 1), until=date(2026, 1, 30))
     sa.event.remove(rig.runtime.engine, "before_cursor_execute", hear)
     (period,) = told["periods"]
-    assert period["turns"] == million // 100 * 30
-    assert not [statement for statement in heard if " ledger" in statement or " decisions" in statement]
+    # Nine of ten took a turn; the last lead of the thirtieth day is the first of the next.
+    assert (period["turns"], period["without_turn"]) == (million // 1000 * 270, million // 1000 * 30 - 1)
+    assert not [statement for statement in heard if " ledger" in statement]
     with unit(rig.runtime.engine) as (conn, _):
         plan = conn.execute(
             sa.text(
@@ -174,34 +255,3 @@ def test_a_report_over_a_million_decisions_reads_a_handful_of_rows(make_rig: Cal
             {"t": rig.tenant.tenant_id},
         ).scalar_one()
     assert plan[0]["Plan"]["Actual Rows"] <= 30 * 3
-
-
-def _a_million(rig: Rig, count: int) -> None:
-    """Turns of a hundred days, as a queue of three writes them: A B A C over and over, without a single absence."""
-    with unit(rig.runtime.engine) as (conn, _):
-        queue = conn.execute(sa.select(t.queues.c.queue_id)).scalar_one()
-        agents = [str(rig.agent_id(ref)) for ref in (ANA, BEN, ANA, CY)]
-        given = {"t": rig.tenant.tenant_id, "q": queue, "n": count, "agents": agents, "per": count // 100}
-        conn.execute(sa.text("SET LOCAL statement_timeout = 0"))
-        conn.execute(
-            sa.text(
-                "WITH lead AS (INSERT INTO leads (tenant_id, lead_id) VALUES (:t, gen_random_uuid()) RETURNING lead_id)"
-                ", "
-                "made AS (SELECT n, gen_random_uuid() AS id, (CAST(:agents AS uuid[]))[1 + (n - 1) % 4] AS agent, "
-                "timestamptz '2026-01-01 12:00Z' + ((n - 1) / :per) * interval '1 day' AS at "
-                "FROM generate_series(1, :n) AS n), "
-                "decided AS (INSERT INTO decisions (tenant_id, decision_id, lead_id, role, seq, decided_at, cause, "
-                "outcome, queue_id, agent_id, turn, config_version, record) SELECT :t, id, lead_id, 'owner', n, at, "
-                "'new', "
-                "'assigned', :q, agent, n, 1, '{}' FROM made, lead), "
-                "taken AS (INSERT INTO turns (tenant_id, queue_id, turn, decision_id, agent_id, taken_at) "
-                "SELECT :t, :q, n, id, agent, at FROM made) "
-                "INSERT INTO ledger (tenant_id, queue_id, seq, kind, at, actor, data) "
-                "SELECT :t, :q, n + 1, 'turn', at, 'turnlock', jsonb_build_object('turn', n, 'agent', agent, 'how', "
-                "'line', 'owed', NULL, 'lost', '[]'::jsonb, 'unavailable', '[]'::jsonb, 'decision', id) FROM made"
-            ),
-            given,
-        )
-        conn.execute(
-            sa.text("UPDATE queues SET seq = :n + 1, position = :n WHERE tenant_id = :t AND queue_id = :q"), given
-        )

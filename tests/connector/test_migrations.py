@@ -535,7 +535,8 @@ def a_day(rig: Rig) -> None:
     rig.settle_owners()
     rig.sandbox.delete_leads([int(gone)])
     until(lambda: rig.standing(gone)["state"] == "gone")
-    with rig.runtime.engine.begin() as conn:  # every chore runs once more
+    with rig.runtime.engine.begin() as conn:  # every chore runs once more, over assignments that are old enough
+        conn.execute(sa.text("UPDATE assignments SET assigned_at = assigned_at - interval '2 hours'"))
         conn.execute(sa.text("UPDATE chores SET due_at = now(), last_ok_at = NULL"))
     until(lambda: not rig.one("SELECT count(*) FROM chores WHERE tenant_id = :t AND last_ok_at IS NULL"))
     rig.audit()
@@ -565,6 +566,7 @@ LOCKS = {
     ("connector.replay", "replay_one"): "events",
     ("connector.waiting", "_lock_alarms"): "alarms",
     ("connector.fairness", "_roll"): "fairness_marks",
+    ("connector.turnless", "_mark"): "turnless_marks",
 }
 
 

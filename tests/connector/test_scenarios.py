@@ -1,7 +1,8 @@
 """What went wrong in other systems that do this job, each as a lead's way through the service: webhook in, owner out.
 
 The numbers are those of the list that these scenarios were collected in. Queue "All" is Ana, Ben, Cy in that order,
-equal weights, unless a test says otherwise.
+equal weights, unless a test says otherwise. The second half of 1 stands in ``test_concurrency.py`` and 37 in
+``test_capacity.py``, under the same kind of name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import partial
 
 import pytest
 
-from connector import byhand, decide, flags, inbox, replay
+from connector import byhand, decide, flags, inbox, preview, replay
 from connector.database import unit
 from connector.decide import Decider
 from connector.runtime import Runtime
@@ -241,6 +242,20 @@ def test_23_whoever_works_monday_to_wednesday_gets_no_lead_on_thursday(rig: Rig)
     in_step(rig, refs)
 
 
+def test_23_a_day_of_leave_inside_the_working_days_is_honoured(rig: Rig) -> None:
+    days = "{mon: ['00:00-24:00'], tue: ['00:00-24:00'], wed: ['00:00-24:00']}"
+    leave = "[{from: 2026-02-03, to: 2026-02-03}]"
+    rig.configure(f"{ABC}agents:\n  '{BEN}': {{zone: America/Chicago, hours: {days}, leave: {leave}}}\n")
+    rig.at("2026-02-03T18:00:00+00:00")  # a Tuesday
+    refs = rig.burst(4)
+    assert rig.owners(refs) == [ANA, CY, ANA, CY]
+    assert all(rig.skips(ref) == {BEN: "leave"} for ref in refs)
+    rig.at("2026-02-04T18:00:00+00:00")
+    refs += rig.burst(1)
+    assert rig.owners(refs[4:]) == [BEN]
+    in_step(rig, refs)
+
+
 def test_25_each_agents_own_clock_is_followed_in_winter_and_in_summer(rig: Rig) -> None:
     daily = "{mon: [W], tue: [W], wed: [W], thu: [W], fri: [W]}"
     ana = daily.replace("W", "'09:00-10:00'")  # in Berlin: 08:30Z is inside in winter alone
@@ -394,12 +409,13 @@ def test_41_weights_interleave_and_go_on_after_a_restart(rig: Rig) -> None:
 
 
 def test_43_the_preview_tells_who_gets_the_next_lead(rig: Rig) -> None:
+    queue_id = rig.one("SELECT queue_id FROM queues WHERE tenant_id = :t")
     refs = []
     for step in range(6):
         rig.pause(BEN, step in (1, 2))
-        told = rig.next_up()
+        told = preview.next_up(rig.runtime, rig.tenant, queue_id, 1)["next"]
         refs.append(rig.create())
-        assert [rig.wait_owner(refs[-1])] == told
+        assert [rig.wait_owner(refs[-1])] == [one["agent"]["ref"] for one in told] == [rig.turns()[-1]]
     in_step(rig, refs)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
 
+from connector import past, returns, turns
 from connector.past import replay_past
 from connector.settings import Settings
 from routing.tables import metadata
@@ -147,6 +151,77 @@ def test_the_past_under_a_draft_stands_beside_what_happened(
     assert f"... and {len(told['differences']) - 1} more" in text
     rig.sql("DELETE FROM lead_facts WHERE tenant_id = :t")  # as after an erasure
     assert turnlock.json(*given)["unknown"] == 8
+
+
+def give_back(rig: Rig, ref: str, *, void: bool) -> None:
+    asked = returns.ask(rig.runtime, rig.tenant, rig.lead_id(ref), returns.ReturnReason.BOGUS, actor="dee")
+    returns.approve(rig.runtime, rig.tenant, UUID(asked["return_id"]), void=void, actor="mia")
+
+
+class GivenBack(NamedTuple):
+    """A past in which leads were given back, since when, and the one of them that went on to somebody else."""
+
+    rig: Rig
+    since: datetime
+    passed_on: str
+
+
+@pytest.fixture
+def given_back(make_rig: Callable[..., Rig]) -> GivenBack:
+    """Returned leads, one of which came before that time; a credit, a debit and a turn given next."""
+    rig = make_rig(config=CONFIG)
+    early = rig.create()
+    assert rig.wait_owner(early) == ANA
+    since = rig.one("SELECT clock_timestamp()")
+    bogus, other = rig.create(price=150000), rig.create(price=50000)
+    owners = rig.wait_owner(bogus), rig.wait_owner(other)
+    rig.settle_owners()
+    give_back(rig, bogus, void=True)
+    give_back(rig, other, void=False)
+    give_back(rig, early, void=True)  # came before that time: its agent is owed a turn all the same
+    until(lambda: rig.owner(other) not in (None, owners[1]), what="another owner")
+    rig.settle_owners()
+    queue = UUID(str(rig.one("SELECT queue_id FROM queues WHERE tenant_id = :t AND name = 'All'")))
+    said = {"actor": "mia", "why": "was promised"}
+    turns.credit(rig.runtime, rig.tenant, queue, rig.agent_id(CY), **said)
+    turns.debit(rig.runtime, rig.tenant, queue, rig.agent_id(ANA), **said)
+    turns.give_next(rig.runtime, rig.tenant, queue, rig.agent_id(BEN), **said)
+    for _ in range(7):
+        rig.assign(price=150000)
+    rig.settle_owners()
+    rig.audit()
+    return GivenBack(rig, since, other)
+
+
+def test_what_was_given_back_and_credited_then_is_so_again_at_its_time(given_back: GivenBack) -> None:
+    rig, since, _ = given_back
+    told = replay_past(rig.runtime, rig.tenant, None, since)
+    assert told["differences"] == []
+    assert told["given_back"] == {"actual": 2, "draft": 2}
+    assert told["moves"] == {"repeated": 4, "not_repeated": 0}
+    assert sum(row["actual"] for row in told["agents"]) == 8
+
+
+def test_a_replay_that_repeats_no_single_turns_would_be_noticed(
+    given_back: GivenBack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, since, _ = given_back
+    monkeypatch.setattr(past, "moves_since", lambda *_: [])
+    assert replay_past(rig.runtime, rig.tenant, None, since)["differences"]
+
+
+def test_under_a_draft_whoever_has_the_lead_gives_it_back(given_back: GivenBack, turnlock: Cli, tmp_path: Path) -> None:
+    (tmp_path / "draft.yaml").write_text(DRAFT)
+    since = ("--since", given_back.since.isoformat(), "--config", str(tmp_path / "draft.yaml"))
+    told = turnlock.json("replay-history", "acme", *since)
+    assert told["given_back"] == {"actual": 2, "draft": 2}
+    # The cheap one is Dee's by the rule; Dee gives it back, and the rule names nobody else.
+    (passed_on,) = (one["draft"] for one in told["differences"] if one["lead"] == given_back.passed_on)
+    assert (passed_on["rule"], passed_on["outcome"], passed_on["reason"]) == ("Cheap", "held", "target_away")
+    assert sum(row["draft"] for row in told["agents"]) == 7
+    text = turnlock("replay-history", "acme", *since).stdout
+    assert "Given back: 2, would be 2" in text
+    assert "4 repeated at their time, 0 not" in text
 
 
 def test_what_cannot_be_tried_is_told_at_once(make_rig: Callable[..., Rig], turnlock: Cli) -> None:

@@ -134,6 +134,19 @@ def test_members_changed_by_command_are_in_the_export_and_nobody_is_reset(make_r
     rig.audit()
 
 
+def test_a_queue_keeps_its_hours_and_policies_when_a_member_is_changed_by_command(make_rig: Callable[..., Rig]) -> None:
+    kept = "quiet_hours: {zone: UTC, hours: {sun: ['01:00-02:00']}}\n    skip_policy: {paused: lose_turn}\n"
+    rig = make_rig(crm="generic", config=f"{ABC}    {kept}", worker=False)
+    before = exported(rig)
+    turns.add(rig.runtime, rig.tenant, "All", rig.agent_id(DEE), **WHY)
+    turns.remove(rig.runtime, rig.tenant, "All", rig.agent_id(DEE), **WHY)
+    after = exported(rig)
+    for said in ("quiet_hours", "01:00-02:00", "lose_turn"):
+        assert said in before
+        assert said in after
+    assert rig.one("SELECT skip_policy FROM queues WHERE tenant_id = :t") == {"paused": "lose_turn"}
+
+
 def test_a_member_who_is_added_gets_the_leads_that_waited(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(crm="generic", config="default_queue: All\nqueues: {All: {members: []}}\n")
     ref = rig.create()
