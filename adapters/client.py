@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json as json_
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -97,6 +98,7 @@ class Client:
         max_answer: bytes of a decoded body.
         refine: another outcome for an answer other than 2xx, from :meth:`adapters.base.Adapter.refine`.
         asks_to_wait: seconds to wait where an answer says "not now", from :meth:`adapters.base.Adapter.asks_to_wait`.
+        words: a text for the admin in place of the outcome's own, from :meth:`adapters.base.Adapter.words`.
 
     Raises:
         ValueError: a base address or header that can never be sent; the text names the fix, never a header's value.
@@ -116,6 +118,7 @@ class Client:
         max_answer: int = 1 << 20,
         refine: Callable[[int, Any], Outcome | None] = lambda status, data: None,
         asks_to_wait: Callable[[int, Mapping[str, str], Any], float | None] = lambda status, headers, data: None,
+        words: Callable[[int, Any], str | None] = lambda status, data: None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.credentials = credentials
@@ -124,7 +127,7 @@ class Client:
         self.learnt: dict[str, Any] = {}
         self._origin = _origin(_checked_base(base_url, allow_private_hosts))
         self._allow_private = allow_private_hosts
-        self._refine, self._asks_to_wait = refine, asks_to_wait
+        self._refine, self._asks_to_wait, self._words = refine, asks_to_wait, words
         self._times = (connect_timeout, read_timeout, deadline)
         self._limits = Limits(max_answer, ANSWER.max_depth, ANSWER.max_elements, ANSWER.max_keys)
         session = self._session = _Session()
@@ -257,10 +260,12 @@ class Client:
             # A date is meant by the CRM's own clock, which it tells beside it.
             wait = parse_retry_after(answered.get("Retry-After"), http_date(answered.get("Date")) or self.now())
             if (asked := self._asks_to_wait(status, answered, data_read)) is not None:
-                outcome, wait = Outcome.WAIT, asked if wait is None else wait
+                outcome, wait = Outcome.WAIT, asked if wait is None or asked == math.inf else wait
+                wait = min(wait, MAX_RETRY_AFTER)
             else:
                 outcome = self._refine(status, data_read) or outcome
-            raise CrmError(outcome, status=status, retry_after=wait, call=call, data=data_read)
+            text = self._words(status, data_read)
+            raise CrmError(outcome, status=status, retry_after=wait, call=call, text=text, data=data_read)
         if fault is not None:
             kind = PrivateHost if fault is Fault.PRIVATE_HOST else CrmError
             raise kind(verdict(fault, write=write).outcome, status=status, fault=fault, call=call)

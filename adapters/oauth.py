@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote_plus, urlencode, urlsplit
 
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
@@ -31,7 +31,9 @@ class OAuth:
     """How accounts of one CRM grant access to an app.
 
     `account` reads the CRM's id of the account out of a token answer, `base_url` the address of its API where each
-    account has its own. `replaces` names the secrets of a tenant that the app has instead.
+    account has its own. `replaces` names the secrets of a tenant that the app has instead. Without `scopes` the app's
+    registration names them. With `basic` the app proves itself to the token address by HTTP Basic (RFC 6749, 2.3.1),
+    else in the form's body.
     """
 
     authorize_url: str
@@ -39,8 +41,9 @@ class OAuth:
     scopes: tuple[str, ...]
     pkce: bool
     account: Callable[[Fields], str | None]
-    base_url: Callable[[Fields], str | None] = lambda _: None
+    base_url: Callable[[Fields], str | None] | None = None
     replaces: frozenset[str] = frozenset()
+    basic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,8 @@ def challenge(verifier: str) -> str:
 def consent_url(oauth: OAuth, app: App, state: str, verifier: str | None, *, at: str | None = None) -> str:
     """Where the account's admin is sent to agree; `at` names another address than the CRM's own."""
     query = {"client_id": app.client_id, "redirect_uri": app.redirect_uri, "response_type": "code"}
-    query |= {"scope": " ".join(oauth.scopes), "state": state}
+    query |= {"scope": " ".join(oauth.scopes)} if oauth.scopes else {}
+    query["state"] = state
     if verifier is not None:
         query |= {"code_challenge": challenge(verifier), "code_challenge_method": "S256"}
     return f"{at or oauth.authorize_url}?{urlencode(query)}"
@@ -110,10 +114,15 @@ def renew(client: Client, oauth: OAuth, app: App, refresh: str) -> Tokens:
 
 
 def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tokens:
-    """In the form's body, never in the query: addresses are logged on their way."""
-    sent = {**form, "client_id": app.client_id, "client_secret": app.client_secret}
+    """Never in the query: addresses are logged on their way."""
+    sent, headers = dict(form), {}
+    if oauth.basic:
+        pair = f"{quote_plus(app.client_id)}:{quote_plus(app.client_secret)}".encode()
+        headers["Authorization"] = "Basic " + base64.b64encode(pair).decode()
+    else:
+        sent |= {"client_id": app.client_id, "client_secret": app.client_secret}
     try:
-        answer = client.post(urlsplit(oauth.token_url).path, data=sent)
+        answer = client.post(urlsplit(oauth.token_url).path, data=sent, headers=headers)
     except CrmError as error:
         said = error.data.get("error") if isinstance(error.data, dict) else None
         if said == "invalid_grant":
@@ -129,5 +138,5 @@ def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tok
             refresh=data.text("refresh_token"),
             lives=min(max(float(lives), 1.0), _LONGEST) if lives is not None else LIFETIME,
             account=oauth.account(data),
-            base_url=oauth.base_url(data),
+            base_url=oauth.base_url(data) if oauth.base_url is not None else None,
         )

@@ -13,10 +13,24 @@ from adapters.frappe import Frappe
 from adapters.generic import Generic
 from adapters.hubspot import HubSpot
 from adapters.odoo import Odoo
+from adapters.pipedrive import Pipedrive
 from adapters.twenty import Twenty
 
 _ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
-    {a.name: a for a in (BottleCrm(), EspoCrm(), FollowUpBoss(), Frappe(), Generic(), HubSpot(), Odoo(), Twenty())}
+    {
+        adapter.name: adapter
+        for adapter in (
+            BottleCrm(),
+            EspoCrm(),
+            FollowUpBoss(),
+            Frappe(),
+            Generic(),
+            HubSpot(),
+            Odoo(),
+            Pipedrive(),
+            Twenty(),
+        )
+    }
 )
 
 

@@ -189,7 +189,8 @@ def reconcile(
         except CrmError as error:
             if error.outcome is not Outcome.REFUSED:
                 raise
-            by_hand.append(f"{topic}: the CRM refuses this hook ({error.status}); remove one that is no longer used")
+            said = error.own_text or f"the CRM refuses this hook ({error.status}); remove one that is no longer used"
+            by_hand.append(f"{topic}: {said}")
     return Subscribed(tuple(kept[t] for t in topics if t in kept), tuple(by_hand))
 
 
@@ -218,11 +219,15 @@ def agents(active: int) -> Finding:
     return Finding("agents", active > 0, f"{active} active", fix)
 
 
+def lost(hooks: Iterable[Hook], url: str, topics: Iterable[str]) -> tuple[str, ...]:
+    """Topics without an active hook at `url`, in order."""
+    return tuple(sorted(set(topics) - {h.topic for h in hooks if h.active and h.url == url}))
+
+
 def hooks_alive(hooks: Iterable[Hook], url: str | None, topics: Iterable[str]) -> Finding:
     """Whether every topic has an active hook at `url`; without `url` only that hooks can be read."""
     if url is None:
         return Finding("hooks", True, "readable")
-    alive = {h.topic for h in hooks if h.active and h.url == url}
-    lacking = sorted(set(topics) - alive)
+    lacking = lost(hooks, url, topics)
     what = f"no active hook for {', '.join(lacking)}" if lacking else "all active"
     return Finding("hooks", not lacking, what, "subscribe again" if lacking else "")

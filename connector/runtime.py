@@ -252,6 +252,7 @@ class Runtime:
             allow_private_hosts=self.settings.allow_private_hosts,
             refine=adapter.refine,
             asks_to_wait=adapter.asks_to_wait,
+            words=adapter.words,
         )
         kept[tenant.tenant_id] = _Kept(said, base_url, client, time.monotonic())
         return client

@@ -207,6 +207,7 @@ class Kit(ABC):
                 deadline=5.0,
                 refine=self.adapter.refine,
                 asks_to_wait=self.adapter.asks_to_wait,
+                words=self.adapter.words,
             ) as client,
         ):
             yield Running(client, fake, server)
