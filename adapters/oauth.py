@@ -9,7 +9,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 from adapters.outcome import CrmError, Outcome
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 #: Seconds that a token is taken to live where the CRM does not say (RFC 6749, 5.1 only recommends it).
 LIFETIME = 3600.0
 _LONGEST = 86400.0  # a token that is said to live longer is renewed daily all the same
+_CODES = ("invalid_grant", "invalid_client", "unauthorized_client")
 _NOT_CONNECTED = "The CRM account is not connected yet. Run `turnlock connect` and open its link."
 _RECONNECT = "The CRM account took its consent back, or it ended. Run `turnlock connect` and open its link."
 _APP_REFUSED = "The CRM refuses the app itself. Correct its client id and client secret with `turnlock app`."
@@ -124,7 +125,7 @@ def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tok
     try:
         answer = client.post(urlsplit(oauth.token_url).path, data=sent, headers=headers)
     except CrmError as error:
-        said = error.data.get("error") if isinstance(error.data, dict) else None
+        said = _said(error.data)
         if said == "invalid_grant":
             raise DeadGrant(error.status) from None
         if said in ("invalid_client", "unauthorized_client") or error.outcome is Outcome.REAUTHORISE:
@@ -140,3 +141,10 @@ def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tok
             account=oauth.account(data),
             base_url=oauth.base_url(data) if oauth.base_url is not None else None,
         )
+
+
+def _said(data: Any) -> str | None:
+    """The code of an error (RFC 6749, 5.2). Some CRMs tell it at the head of a ``message``."""
+    told = data if isinstance(data, dict) else {}
+    heads = [str(told.get(name)).partition(":")[0].lower().replace(" ", "_") for name in ("error", "message")]
+    return next((head for head in heads if head in _CODES), None)

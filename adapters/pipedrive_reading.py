@@ -125,14 +125,16 @@ def rows_of(answer: Any) -> list[Fields]:
 
 
 def following(data: Fields, path: str, query: Mapping[str, Any]) -> Next | None:
-    """The next page: by ``next_cursor`` (version 2), else by ``next_start``, which stands in one of two places."""
+    """The next page: by ``next_cursor`` (version 2), else by ``next_start``, which stands in one of two places or
+    nowhere.
+    """
     more = data.object("additional_data")
     if cursor := more.text("next_cursor"):
         return path, {**query, "cursor": cursor}
     for place in (more.object("pagination"), more):
-        start = place.number("next_start")
-        if place.flag("more_items_in_collection") and start is not None:
-            return path, {**query, "start": str(int(start))}
+        if place.flag("more_items_in_collection"):
+            here = (place.number("start") or 0) + (place.number("limit") or int(query["limit"]))
+            return path, {**query, "start": str(int(place.number("next_start") or here))}
     return None
 
 

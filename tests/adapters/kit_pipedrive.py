@@ -47,10 +47,14 @@ class FakePipedrive(Fake):
         stamp = row.created.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return {
             "id": row.ref, "title": "canary lead", "owner_id": int(row.owner or ME), "creator_id": int(ME),
-            "label_ids": [], "person_id": 1092, "organization_id": None, "source_name": "Web forms", "origin": "API",
-            "origin_id": None, "channel": None, "channel_id": None, "is_archived": row.ref in self.archived,
-            "was_seen": False, "value": None, "add_time": stamp, "update_time": stamp, "visible_to": "3",
+            "label_ids": [], "person_id": self.person_of(row), "organization_id": None, "source_name": "Web forms",
+            "origin": "API", "origin_id": None, "channel": None, "channel_id": None, "was_seen": False,
+            "is_archived": row.ref in self.archived, "value": None, "visible_to": "3",
+            "add_time": stamp, "update_time": stamp,
         }  # fmt: skip
+
+    def person_of(self, row: LeadRow) -> int:
+        return 1092
 
     def _leads(self, asked: Received, ref: str = "") -> Reply:
         if not ref and asked.method == "POST":
@@ -85,13 +89,10 @@ class FakePipedrive(Fake):
     def _persons(self, asked: Received, ref: str = "") -> Reply:
         if asked.method == "POST":
             self.emails[new := self.new_ref()] = asked.json["emails"][0]["value"]
-            return ok({"id": int(new)}, 201)
+            return ok({"id": int(new)})
         if asked.method == "DELETE":
             return ok({"id": int(ref)}) if self.emails.pop(ref, None) else NOT_FOUND
-        emails = [{"value": "other@example.com", "primary": False}, {"value": "canary@example.com", "primary": True}]
-        if ref in self.emails:
-            emails = [{"value": self.emails[ref], "primary": True}]
-        emails = emails[-1:]
+        emails = [{"value": self.emails.get(ref, "canary@example.com"), "primary": True, "label": "work"}]
         return ok({"id": int(ref), "name": "canary-person", "owner_id": int(ME), "emails": emails, "phones": []})
 
     def _notes(self, asked: Received) -> Reply:
