@@ -234,10 +234,10 @@ class Adapter(ABC):
         """
         return None
 
-    def words(self, status: int, data: Any) -> str | None:
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
         """What the admin is told of an answer other than 2xx, where this CRM's own cause has a remedy of its own.
 
-        None: what its outcome says. Never a text out of `data`, which may name people.
+        None: what its outcome says. Never a text out of `data`, which may name people. Both as in :meth:`asks_to_wait`.
         """
         return None
 

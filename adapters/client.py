@@ -118,7 +118,7 @@ class Client:
         max_answer: int = 1 << 20,
         refine: Callable[[int, Any], Outcome | None] = lambda status, data: None,
         asks_to_wait: Callable[[int, Mapping[str, str], Any], float | None] = lambda status, headers, data: None,
-        words: Callable[[int, Any], str | None] = lambda status, data: None,
+        words: Callable[[int, Mapping[str, str], Any], str | None] = lambda status, headers, data: None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.credentials = credentials
@@ -264,7 +264,7 @@ class Client:
                 wait = min(wait, MAX_RETRY_AFTER)
             else:
                 outcome = self._refine(status, data_read) or outcome
-            text = self._words(status, data_read)
+            text = self._words(status, answered, data_read)
             raise CrmError(outcome, status=status, retry_after=wait, call=call, text=text, data=data_read)
         if fault is not None:
             kind = PrivateHost if fault is Fault.PRIVATE_HOST else CrmError

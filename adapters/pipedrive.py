@@ -118,12 +118,12 @@ class Pipedrive(Adapter):
         is the block that follows on limits ignored.
         """
         if status == 429:
-            return math.inf if headers.get("x-daily-ratelimit-token-remaining") == "0" else _BURST
+            return math.inf if reading.is_spent(headers) else _BURST
         return _BLOCKED if status == 403 and data is None else None
 
-    def words(self, status: int, data: Any) -> str | None:
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
         """Of an unpaid account, a block, an address that cannot be reached, a scope that is missing."""
-        return reading.words_for(status, data)
+        return reading.words_for(status, headers, data)
 
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """An OAuth token where there is one, else the API token of one user."""

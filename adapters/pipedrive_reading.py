@@ -56,6 +56,9 @@ _UNREACHABLE = (
 )
 _NO_SCOPE = "The app lacks a scope for this: add it at Pipedrive, then run `turnlock connect` again."
 _UNPAID = "Pipedrive says that the company's subscription does not allow this. Renew it or choose another plan."
+_SPENT = (
+    "The company's API tokens of today are used up. Pipedrive takes calls again after midnight; Turnlock then goes on."
+)
 _BLOCKED = "Pipedrive blocks all calls of Turnlock for a while, because of too many. Turnlock tries again later."
 _PLACE = ("locality", "admin_area_level_1", "admin_area_level_2", "postal_code", "country", "route", "street_number")
 
@@ -255,7 +258,7 @@ def is_admin(user: Fields) -> bool:
     return any(access.flag("admin") and access.text("app") in ("sales", "global") for access in user.objects("access"))
 
 
-def words_for(status: int, data: Any) -> str | None:
+def words_for(status: int, headers: Mapping[str, str], data: Any) -> str | None:
     """What the admin is told of an error, where its body or its lack says what the remedy is; None elsewhere."""
     told = data if isinstance(data, dict) else {}
     errors, said = told.get("errors"), told.get("error")
@@ -263,9 +266,16 @@ def words_for(status: int, data: Any) -> str | None:
         return _UNPAID
     if status == 403 and data is None:
         return _BLOCKED
+    if status == 429 and is_spent(headers):
+        return _SPENT
     if status == 400 and isinstance(errors, dict) and "subscription_url" in errors:
         return _UNREACHABLE
     return _NO_SCOPE if status == 403 and said == "Scope and URL mismatch" else None
+
+
+def is_spent(headers: Mapping[str, str]) -> bool:
+    """Whether the day's API tokens are used up."""
+    return headers.get("x-daily-ratelimit-token-remaining") == "0"
 
 
 def budget(headers: Mapping[str, str]) -> tuple[int, int] | None:

@@ -327,7 +327,7 @@ LEFT = {"x-daily-ratelimit-token-remaining": "812"}
         (422, {"success": False, "error": ["x"]}, {}, Outcome.REFUSED, None, "parked"),
         (429, {"success": False}, {}, Outcome.WAIT, 2.0, "slow down"),
         (429, {}, LEFT | {"Retry-After": "7"}, Outcome.WAIT, 7.0, "slow down"),
-        (429, {}, SPENT, Outcome.WAIT, 3600.0, "slow down"),  # until midnight, whatever it says
+        (429, {}, SPENT, Outcome.WAIT, 3600.0, "used up"),  # until midnight, whatever it says
         (500, {}, {}, Outcome.UNKNOWN, None, "did not confirm"),
         (501, {}, {}, Outcome.UNKNOWN, None, "did not confirm"),
         (503, {}, {}, Outcome.WAIT, None, "slow down"),
