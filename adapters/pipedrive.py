@@ -51,12 +51,6 @@ _PERSONS = reading.THINGS["person"].path
 _LAG = timedelta(seconds=120)  # in which a webhook that failed once or twice still comes
 _BURST = 2.0  # seconds of the rolling window of a token
 _BLOCKED = 1800.0  # seconds; how long a block lasts is not documented, and each call during it may prolong it
-_NO_ADMIN = (
-    "Pipedrive lets the connected user make no webhooks. Connect an admin (an app needs the scope admin) and install "
-    "again, or as an admin add three under Tools and apps, Webhooks: event actions create, change and delete, event "
-    "object {entity}, version 2.0, endpoint URL {url}, HTTP Auth username {user}, and as HTTP Auth password the one "
-    "that you then give to `turnlock tenant secret <tenant> hook_password`"
-)
 
 
 class Pipedrive(Adapter):
@@ -184,13 +178,19 @@ class Pipedrive(Adapter):
         ref = api.made(client.post(_PERSONS, json=person))
         if thing.entity == "person":
             return ref
-        return api.made(client.post(thing.path, json={"title": name, "person_id": int(ref), "owner_id": owner}))
+        try:
+            return api.made(client.post(thing.path, json={"title": name, "person_id": int(ref), "owner_id": owner}))
+        except CrmError:
+            client.delete(f"{_PERSONS}/{ref}")
+            raise
 
     def remove_test_lead(self, client: Client, ref: str) -> None:
         """Delete it and its person. Pipedrive keeps both for 30 days."""
         row = api.lead_row(client, ref)
+        with api.understood():
+            person = None if row is None else row.optional_ref("person_id")
         upkeep.unless_gone(lambda: client.delete(f"{api.thing(client).path}/{payload.ref(ref)}"))
-        if row is not None and (person := row.optional_ref("person_id")):
+        if person is not None:
             upkeep.unless_gone(lambda: client.delete(f"{_PERSONS}/{person}"))
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
@@ -256,7 +256,7 @@ class Pipedrive(Adapter):
         except CrmError as error:
             if error.outcome is not Outcome.FORBIDDEN or error.status != 403:
                 raise
-            return Subscribed(by_hand=(_NO_ADMIN.format(entity=thing.entity, url=url, user=api.HOOK_USER),))
+            return Subscribed(by_hand=(reading.NO_ADMIN.format(entity=thing.entity, url=url, user=api.HOOK_USER),))
         return Subscribed(left.hooks, left.by_hand, password)
 
     def lost_hooks(self, client: Client, url: str) -> tuple[str, ...]:
@@ -295,10 +295,18 @@ class Pipedrive(Adapter):
                 reading.rows_of(answer.data)
             yield Finding("leads", True, f"{thing.entity}s are readable")
 
+        def people() -> Iterator[Finding]:
+            found, named = list(self.list_agents(client)), client.credentials.parameters.get("nobody") or ""
+            yield upkeep.agents(sum(agent.active for agent in found))
+            strange = {*reading.refs_of(named)} - {agent.ref for agent in found}
+            fix = f"no such user: {', '.join(sorted(strange))}; correct the parameter nobody" if strange else ""
+            what = f"leads of user {', '.join(sorted(api.nobody(client)))} count as unassigned"
+            yield Finding("nobody", not fix, what, fix)
+
         def hooks() -> Iterator[Finding]:
-            secret = client.credentials.secrets.get(self.hook_secret)
-            yield upkeep.hooks_alive(api.hooks(client, secret), url, self.topics)
-            for row in api.hook_rows(client) if url is not None else []:
+            secret, rows = client.credentials.secrets.get(self.hook_secret), api.hook_rows(client)
+            yield upkeep.hooks_alive(api.hooks(client, secret, rows), url, self.topics)
+            for row in rows:
                 status = row.number("last_http_status")
                 if row.text("subscription_url") == url and status is not None and not 200 <= status < 300:
                     fix = "see that Turnlock runs and is reachable; after a secret was changed, install again"
@@ -307,6 +315,6 @@ class Pipedrive(Adapter):
         return [
             *upkeep.probe("account", account),
             *upkeep.probe("leads", leads),
-            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            *upkeep.probe("agents", people),
             *upkeep.probe("hooks", hooks),
         ]

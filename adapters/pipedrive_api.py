@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -107,9 +107,11 @@ def hook_rows(client: Client) -> list[Fields]:
         return reading.rows_of(answer.data)
 
 
-def hooks(client: Client, password: str | None) -> list[Hook]:
-    """All hooks. One of another object, version or `password` (None: any) is for no topic of ours."""
-    rows, entity = hook_rows(client), thing(client).entity
+def hooks(client: Client, password: str | None, rows: Sequence[Fields] | None = None) -> list[Hook]:
+    """All hooks (`rows`, where they were read). One of another object, version or `password` (None: any) is for no
+    topic of ours.
+    """
+    rows, entity = hook_rows(client) if rows is None else rows, thing(client).entity
     with understood():
         return [_hook(row, entity, password) for row in rows]
 

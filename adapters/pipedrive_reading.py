@@ -54,6 +54,13 @@ _UNREACHABLE = (
     "Pipedrive cannot reach Turnlock. TURNLOCK_PUBLIC_URL must be https with a certificate that everybody trusts, "
     "reachable from the internet, without a redirect, and `turnlock serve` must run; then install again"
 )
+#: What is left to do by hand where no hook can be made.
+NO_ADMIN = (
+    "Pipedrive lets the connected user make no webhooks. Connect an admin (an app needs the scope admin) and install "
+    "again, or as an admin add three under Tools and apps, Webhooks: event actions create, change and delete, event "
+    "object {entity}, version 2.0, endpoint URL {url}, HTTP Auth username {user}, and as HTTP Auth password the one "
+    "that you then give to `turnlock tenant secret <tenant> hook_password`"
+)
 _NO_SCOPE = "The app lacks a scope for this: add it at Pipedrive, then run `turnlock connect` again."
 _UNPAID = "Pipedrive says that the company's subscription does not allow this. Renew it or choose another plan."
 _SPENT = (
@@ -72,7 +79,10 @@ def events_of(body: Fields) -> list[Event]:
     ref, account = _whole(meta.ref("entity_id")), meta.optional_ref("company_id")
     key = f"{account}:{entity[:40]}:{ref}:{action[:40]}:{meta.ref('id')}:{(meta.text('timestamp') or '')[:40]}"
     kind = KINDS.get(action) if entity in THINGS else None
-    if kind is None or (kind is EventKind.LEAD_CHANGED and (_own(meta, body) or _is_noise(body))):
+    skipped = (
+        kind is EventKind.LEAD_CHANGED and not meta.has("merged_from_id") and (_own(meta, body) or _is_noise(body))
+    )
+    if kind is None or skipped:
         return [Event(EventKind.UNKNOWN, key, account=account)]
     at = Fields(meta.data, strict=False).time("timestamp")
     found = [Event(kind, key, ref=ref, occurred_at=at, account=account)]

@@ -116,6 +116,7 @@ OURS = {"change_source": "api", "user_id": str(ME)}
         ({"action": "delete"}, {"data": None}, EventKind.LEAD_DELETED),
         ({"entity": "organization", "entity_id": "9"}, {}, EventKind.UNKNOWN),
         ({"action": "merged"}, {}, EventKind.UNKNOWN),
+        ({"merged_from_id": LEAD}, {"previous": {"update_time": "x"}}, EventKind.LEAD_CHANGED),
         ({"entity": "deal", "entity_id": 31}, {}, EventKind.LEAD_CHANGED),
     ],
 )
@@ -493,11 +494,13 @@ def test_a_check_tells_of_rights_budget_and_failing_deliveries(mock: responses.R
     me = {"id": ME, "company_domain": "acme", "access": [{"app": "sales", "admin": False}]}
     mock.add("GET", f"{BASE}/api/v1/users/me", json={"success": True, "data": me}, headers=budget)
     serve(mock, "/api/v1/leads", [])
-    serve(mock, "/api/v1/users", None)
+    serve(mock, "/api/v1/users", [{"id": ME, "name": "Iris Integration", "active_flag": True}])
     serve(mock, "/api/v1/webhooks", [*WHOLE[:2], WHOLE[2] | {"last_http_status": 401}])
-    with client() as made:
+    with client(nobody=f"{ME}, {BOB}") as made:
         found = {f.where: f for f in CRM.check(made, URL)}
-    assert {where for where, f in found.items() if not f.ok} == {"rights", "budget", "agents", "deliveries"}
+    assert {where for where, f in found.items() if not f.ok} == {"rights", "budget", "agents", "nobody", "deliveries"}
+    assert found["nobody"].what == f"leads of user {ME}, {BOB} count as unassigned"
+    assert str(BOB) in found["nobody"].fix
     assert found["budget"].what == "812 of 150000 API tokens left today"
     assert "401" in found["deliveries"].what
     assert all("pw" not in f.what + f.fix for f in found.values())
