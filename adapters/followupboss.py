@@ -46,6 +46,7 @@ from adapters.upkeep import (
     each_once,
     hooks_alive,
     http_date,
+    lost_if_visible,
     probe,
     reconcile,
     unless_gone,
@@ -270,6 +271,10 @@ class FollowUpBoss(Adapter):
             enable=lambda hook: api.written(client.put(f"/webhooks/{hook.hook_ref}", json={"status": "Active"})),
             remove=lambda hook: api.remove(client, hook),
         )
+
+    def lost_hooks(self, client: Client, url: str) -> tuple[str, ...]:
+        """Follow Up Boss disables a hook that failed more often than not for two days and did not recover."""
+        return lost_if_visible(lambda: api.hooks(client), url, _TOPICS)
 
     def unsubscribe(self, client: Client, url: str) -> int:
         """Remove every hook at exactly `url`."""

@@ -260,13 +260,9 @@ class Pipedrive(Adapter):
         return Subscribed(left.hooks, left.by_hand, password)
 
     def lost_hooks(self, client: Client, url: str) -> tuple[str, ...]:
-        """Pipedrive deletes a hook after three days of failures. Without the right to look, nothing is said."""
-        try:
-            return upkeep.lost(api.hooks(client, client.credentials.secrets.get(self.hook_secret)), url, self.topics)
-        except CrmError as error:
-            if error.outcome is not Outcome.FORBIDDEN or error.status != 403:
-                raise
-            return ()
+        """Pipedrive deletes a hook after three days of failures."""
+        password = client.credentials.secrets.get(self.hook_secret)
+        return upkeep.lost_if_visible(lambda: api.hooks(client, password), url, self.topics)
 
     def unsubscribe(self, client: Client, url: str) -> int:
         """Remove every hook at `url`."""

@@ -224,6 +224,16 @@ def lost(hooks: Iterable[Hook], url: str, topics: Iterable[str]) -> tuple[str, .
     return tuple(sorted(set(topics) - {h.topic for h in hooks if h.active and h.url == url}))
 
 
+def lost_if_visible(look: Callable[[], Iterable[Hook]], url: str, topics: Iterable[str]) -> tuple[str, ...]:
+    """As :func:`lost`, of the hooks that `look` reads; nothing where the connected user may not see them (403)."""
+    try:
+        return lost(look(), url, topics)
+    except CrmError as error:
+        if error.outcome is not Outcome.FORBIDDEN or error.status != 403:
+            raise
+        return ()
+
+
 def hooks_alive(hooks: Iterable[Hook], url: str | None, topics: Iterable[str]) -> Finding:
     """Whether every topic has an active hook at `url`; without `url` only that hooks can be read."""
     if url is None:
