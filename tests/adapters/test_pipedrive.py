@@ -278,6 +278,31 @@ def test_deals_and_persons_may_be_the_leads(mock: responses.RequestsMock) -> Non
         assert "lead, deal, person" in failing(lambda: CRM.fetch_leads(made, ["1"])).text
 
 
+def test_a_test_lead_is_nobodys_and_leaves_no_person_behind(mock: responses.RequestsMock) -> None:
+    serve(mock, "/api/v2/persons", {"id": 77}, "POST")
+    serve(mock, "/api/v2/deals", {"id": 31}, "POST")
+    mock.add("POST", f"{BASE}/api/v1/leads", json={"success": False, "error": "Scope and URL mismatch"}, status=403)
+    serve(mock, "/api/v2/deals/31", {"id": 31, "person_id": 77})
+    serve(mock, "/api/v2/deals/31", {"id": 31}, "DELETE")
+    serve(mock, "/api/v2/persons/77", {"id": 77}, "DELETE")
+    with client(object="deal", nobody=f"{ANN}, {ME}") as made:
+        assert CRM.add_test_lead(made, "Turnlock Test", "tl1@example.com") == "31"
+        CRM.remove_test_lead(made, "31")
+    with client(object="person", nobody=str(ME)) as made:
+        assert CRM.add_test_lead(made, "Turnlock Test", "tl1@example.com") == "77"
+    person = {"name": "Turnlock Test", "emails": [{"value": "tl1@example.com", "primary": True, "label": "work"}]}
+    assert sent(mock, "POST") == [
+        ("/api/v2/persons", person | {"owner_id": ME}),
+        ("/api/v2/deals", {"title": "Turnlock Test", "person_id": 77, "owner_id": ME}),
+        ("/api/v2/persons", person | {"owner_id": ME}),
+    ]
+    gone = ["/api/v2/deals/31", "/api/v2/persons/77"]
+    assert [path for path, _ in sent(mock, "DELETE")] == gone
+    with client(nobody=str(ME)) as made:
+        assert "lacks a scope" in failing(lambda: CRM.add_test_lead(made, "Turnlock Test", "tl1@example.com")).text
+    assert [path for path, _ in sent(mock, "DELETE")] == [*gone, "/api/v2/persons/77"]
+
+
 # -- agents ------------------------------------------------------------------------------------------------------------
 
 
