@@ -256,7 +256,7 @@ class Pipedrive(Adapter):
                 remove=lambda hook: api.remove_hook(client, hook),
             )
         except CrmError as error:
-            if error.outcome is not Outcome.FORBIDDEN or error.status != 403:
+            if not upkeep.lacks_right(error):
                 raise
             return Subscribed(by_hand=(reading.NO_ADMIN.format(entity=thing.entity, url=url, user=api.HOOK_USER),))
         return Subscribed(left.hooks, left.by_hand, password)
@@ -302,7 +302,13 @@ class Pipedrive(Adapter):
             yield Finding("nobody", not fix, what, fix)
 
         def hooks() -> Iterator[Finding]:
-            secret, rows = client.credentials.secrets.get(self.hook_secret), api.hook_rows(client)
+            try:
+                secret, rows = client.credentials.secrets.get(self.hook_secret), api.hook_rows(client)
+            except CrmError as error:
+                if not upkeep.lacks_right(error):
+                    raise
+                yield Finding("hooks", True, "not visible to this user; see Tools and apps, Webhooks, in Pipedrive")
+                return
             yield upkeep.hooks_alive(api.hooks(client, secret, rows), url, self.topics)
             for row in rows:
                 status = row.number("last_http_status")

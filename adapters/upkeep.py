@@ -224,12 +224,17 @@ def lost(hooks: Iterable[Hook], url: str, topics: Iterable[str]) -> tuple[str, .
     return tuple(sorted(set(topics) - {h.topic for h in hooks if h.active and h.url == url}))
 
 
+def lacks_right(error: CrmError) -> bool:
+    """Whether the connected user may not do it (403); an account that is not paid for (402) is another matter."""
+    return error.outcome is Outcome.FORBIDDEN and error.status == 403
+
+
 def lost_if_visible(look: Callable[[], Iterable[Hook]], url: str, topics: Iterable[str]) -> tuple[str, ...]:
     """As :func:`lost`, of the hooks that `look` reads; nothing where the connected user may not see them (403)."""
     try:
         return lost(look(), url, topics)
     except CrmError as error:
-        if error.outcome is not Outcome.FORBIDDEN or error.status != 403:
+        if not lacks_right(error):
             raise
         return ()
 
