@@ -66,6 +66,7 @@ class Pipedrive(Adapter):
             Capability.NULL_OWNER,  # a user who stands for nobody is read as none
             Capability.NOTES,
             Capability.SWEEP,
+            Capability.SWEEP_CHANGES,
             Capability.TEAMS,
             Capability.TEST_LEAD,
         }
@@ -212,29 +213,14 @@ class Pipedrive(Adapter):
     def unassigned_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
-        """One list per user who stands for nobody, of what was changed since, for there is no filter by creation.
+        """Leads younger than the parameter ``sweep_min_age`` (seconds, default 120) are left to the webhooks."""
+        yield from _listed(client, since, definition, by="add_time")
 
-        All pages are read before any is given out: what is assigned meanwhile would move the rows behind it. What a
-        page still misses so, the next sweep finds: it looks further back than this one began. Leads younger than the
-        parameter ``sweep_min_age`` (seconds, default 120) are left to the webhooks.
-        """
-        thing, nobody = api.thing(client), api.nobody(client)
-        newest = client.now() - payload.seconds(client.credentials.parameters.get("sweep_min_age"), _LAG)
-        base = {"updated_since": f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", "limit": api.PAGE}
-        base |= {"status": "open"} if thing.entity == "deal" else {}
-
-        def read(row: Fields) -> str | None:
-            created = row.time("add_time") or since
-            fits = reading.is_there(row) and since.replace(microsecond=0) <= created <= newest
-            owner = reading.owner_of(row, nobody)
-            return row.text("id") if fits and (owner is None or owner in definition.user_refs) else None
-
-        pages = [
-            page
-            for owner in sorted({*nobody, *definition.user_refs})
-            for page in api.pages(client, thing.path, base | {"owner_id": owner}, read)
-        ]
-        yield from upkeep.fresh_refs([ref for ref in page if ref] for page in pages)
+    def changed_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """The same lists, by the time of the last change."""
+        yield from _listed(client, since, definition, by="update_time")
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """One hook per topic, with a password that is made up here where there is none. By hand without the right."""
@@ -316,3 +302,27 @@ class Pipedrive(Adapter):
             *upkeep.probe("agents", people),
             *upkeep.probe("hooks", hooks),
         ]
+
+
+def _listed(client: Client, since: datetime, definition: UnassignedDefinition, *, by: str) -> Iterator[Sequence[str]]:
+    """One list per user who stands for nobody, of what was changed since, for there is no filter by creation.
+
+    All pages are read before any is given out: what is assigned meanwhile would move the rows behind it. What a page
+    still misses so, the next sweep finds: it looks further back than this one began.
+    """
+    thing, nobody = api.thing(client), api.nobody(client)
+    newest = client.now() - payload.seconds(client.credentials.parameters.get("sweep_min_age"), _LAG)
+    base = {"updated_since": f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", "limit": api.PAGE}
+    base |= {"status": "open"} if thing.entity == "deal" else {}
+
+    def read(row: Fields) -> str | None:
+        fits = reading.is_there(row) and since.replace(microsecond=0) <= (row.time(by) or since) <= newest
+        owner = reading.owner_of(row, nobody)
+        return row.text("id") if fits and (owner is None or owner in definition.user_refs) else None
+
+    pages = [
+        page
+        for owner in sorted({*nobody, *definition.user_refs})
+        for page in api.pages(client, thing.path, base | {"owner_id": owner}, read)
+    ]
+    yield from upkeep.fresh_refs([ref for ref in page if ref] for page in pages)

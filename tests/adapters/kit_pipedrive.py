@@ -44,13 +44,16 @@ class FakePipedrive(Fake):
         return places[version, name](asked, *rest)
 
     def lead(self, row: LeadRow) -> dict[str, Any]:
-        stamp = row.created.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        made, changed = (
+            moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            for moment in (row.created, row.changed or row.created)
+        )
         return {
             "id": row.ref, "title": "canary lead", "owner_id": int(row.owner or ME), "creator_id": int(ME),
             "label_ids": [], "person_id": self.person_of(row), "organization_id": None, "source_name": "Web forms",
             "origin": "API", "origin_id": None, "channel": None, "channel_id": None, "was_seen": False,
             "is_archived": row.ref in self.archived, "value": None, "visible_to": "3",
-            "add_time": stamp, "update_time": stamp,
+            "add_time": made, "update_time": changed,
         }  # fmt: skip
 
     def person_of(self, row: LeadRow) -> int:
