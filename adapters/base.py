@@ -51,6 +51,7 @@ class Capability(StrEnum):
     """What a CRM can do. Declared in manifest.json, checked against the adapter."""
 
     SIGNED_WEBHOOKS = "signed_webhooks"
+    HOOK_PASSWORD = "hook_password"  # noqa: S105 - a word; each delivery shows a secret that covers nothing of it
     SIGNED_TIME = "signed_time"
     TENANT_SECRET = "tenant_secret"  # noqa: S105 - a word, not a secret
     EVENT_ID = "event_id"
@@ -202,9 +203,10 @@ class Adapter(ABC):
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         """Raise :class:`Rejected` unless one of `secrets` proves `request`. No secret proves nothing.
 
-        Secrets are the bytes of the text that was configured, with any prefix it has. Without
-        :attr:`Capability.SIGNED_WEBHOOKS` only the token in the hook's address guards it: everything passes, and no
-        event may hold a lead, so that a delivery is never more than a reason to read.
+        Secrets are the bytes of the text that was configured, with any prefix it has. With
+        :attr:`Capability.HOOK_PASSWORD` the sender shows the secret itself. With neither that nor
+        :attr:`Capability.SIGNED_WEBHOOKS` only the token in the hook's address guards it: everything passes. Unless
+        its body is signed no event may hold a lead, so that a delivery is never more than a reason to read.
         """
 
     @abstractmethod
@@ -226,15 +228,16 @@ class Adapter(ABC):
     def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
         """Seconds to wait where an answer other than 2xx says "not now" in a way of its CRM's own; None: it does not.
 
-        Looked at before :meth:`refine`, which then is not asked; a ``Retry-After`` says better how long. `headers` are
-        looked up in any case, `data` is the parsed body or None.
+        Looked at before :meth:`refine`, which then is not asked; a ``Retry-After`` says better how long, unless this
+        is infinite: longer than any that is honoured. `headers` are looked up in any case, `data` is the parsed body
+        or None.
         """
         return None
 
-    def words(self, status: int, data: Any) -> str | None:
-        """What the admin reads of an answer other than 2xx, where its CRM tells more than `status` does; None: no more.
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """What the admin is told of an answer other than 2xx, where this CRM's own cause has a remedy of its own.
 
-        The text is one of the adapter's own: nothing of `data`, which may name people, may stand in it.
+        None: what its outcome says. Never a text out of `data`, which may name people. Both as in :meth:`asks_to_wait`.
         """
         return None
 
@@ -316,6 +319,10 @@ class Adapter(ABC):
     @abstractmethod
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """Reconcile: exactly our active hooks at `url` for every topic, stale ones of ours removed."""
+
+    def lost_hooks(self, client: Client, url: str) -> tuple[str, ...]:
+        """Topics whose hook at `url` this CRM has removed or switched off by itself, for a CRM that does so."""
+        return ()
 
     @abstractmethod
     def unsubscribe(self, client: Client, url: str) -> int:

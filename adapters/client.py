@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json as json_
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -117,7 +118,7 @@ class Client:
         max_answer: int = 1 << 20,
         refine: Callable[[int, Any], Outcome | None] = lambda status, data: None,
         asks_to_wait: Callable[[int, Mapping[str, str], Any], float | None] = lambda status, headers, data: None,
-        words: Callable[[int, Any], str | None] = lambda status, data: None,
+        words: Callable[[int, Mapping[str, str], Any], str | None] = lambda status, headers, data: None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.credentials = credentials
@@ -259,10 +260,11 @@ class Client:
             # A date is meant by the CRM's own clock, which it tells beside it.
             wait = parse_retry_after(answered.get("Retry-After"), http_date(answered.get("Date")) or self.now())
             if (asked := self._asks_to_wait(status, answered, data_read)) is not None:
-                outcome, wait = Outcome.WAIT, asked if wait is None else wait
+                outcome, wait = Outcome.WAIT, asked if wait is None or asked == math.inf else wait
+                wait = min(wait, MAX_RETRY_AFTER)
             else:
                 outcome = self._refine(status, data_read) or outcome
-            text = self._words(status, data_read)
+            text = self._words(status, answered, data_read)
             raise CrmError(outcome, status=status, retry_after=wait, call=call, text=text, data=data_read)
         if fault is not None:
             kind = PrivateHost if fault is Fault.PRIVATE_HOST else CrmError

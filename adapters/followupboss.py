@@ -15,13 +15,14 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
+from adapters import followupboss_api as api
 from adapters import payload, signing
 from adapters.base import (
     Adapter,
@@ -30,23 +31,22 @@ from adapters.base import (
     Event,
     EventKind,
     Finding,
-    Hook,
     OwnerWrite,
     Rejected,
     Subscribed,
+    Team,
     Unreadable,
     WebhookRequest,
 )
 from adapters.outcome import CrmError, Fault
 from adapters.payload import Fields
 from adapters.upkeep import (
-    MAX_PAGES,
     agents,
     clock,
     each_once,
     hooks_alive,
     http_date,
-    pages,
+    lost_if_visible,
     probe,
     reconcile,
     unless_gone,
@@ -54,8 +54,7 @@ from adapters.upkeep import (
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
-    from adapters.client import Answer, Client
-    from adapters.upkeep import Next
+    from adapters.client import Client
 
 # https://docs.followupboss.com/reference/webhooks-guide (a merge has no event of its own)
 _KINDS: Mapping[str, EventKind] = MappingProxyType(
@@ -71,14 +70,11 @@ _KINDS: Mapping[str, EventKind] = MappingProxyType(
 # peopleUpdated tells of stages and tags too, so their own events would only double the calls.
 _TOPICS = ("peopleCreated", "peopleUpdated", "peopleDeleted", "eventsCreated")
 _HEX = re.compile(r"[0-9a-f]{64}")
-_PAGE = 100  # https://docs.followupboss.com/reference/pagination: default 10, at most 100
 _ROW_FIELDS = "id,created,assignedUserId,assignedPondId"
 # The zone of createdAfter is not documented. A day of margin covers every zone; the own comparison is exact.
 _ZONE_MARGIN = timedelta(days=1)
 _LAG = timedelta(seconds=120)  # in which the CRM's own lead flow may still be choosing somebody
 _UNCLAIMED = "/people/unclaimed"
-
-T = TypeVar("T")
 
 
 class FollowUpBoss(Adapter):
@@ -97,6 +93,8 @@ class FollowUpBoss(Adapter):
             Capability.NOTES,
             Capability.AGENT_PAUSE,
             Capability.SWEEP,
+            Capability.TEAMS,
+            Capability.TEST_LEAD,
         }
     )
     default_base_url = "https://api.followupboss.com/v1"
@@ -104,7 +102,7 @@ class FollowUpBoss(Adapter):
     hook_secret = "system_key"  # noqa: S105 - the name of a secret
     topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({t: _KINDS[t] for t in _TOPICS})
     missing_is_final_after = 120.0  # a new person is not readable while lead flow runs
-    max_batch = _PAGE
+    max_batch = api.PAGE
 
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         """``FUB-Signature``: lower-case hex HMAC-SHA256 of the base64 text of the body. No time is signed."""
@@ -153,8 +151,8 @@ class FollowUpBoss(Adapter):
         """
         people: dict[str, Lead] = {}
         refs = list(dict.fromkeys(r for r in refs if r.isascii() and r.isdigit()))
-        for start in range(0, len(refs), _PAGE):
-            batch = refs[start : start + _PAGE]
+        for start in range(0, len(refs), api.PAGE):
+            batch = refs[start : start + api.PAGE]
             shown = _people(client, batch)
             hidden = _people(client, [r for r in batch if r not in shown], includeUnclaimed="true")
             offers = {r: replace(lead, unclaimed=True) for r, lead in hidden.items()}
@@ -180,16 +178,48 @@ class FollowUpBoss(Adapter):
 
     def find_note(self, client: Client, ref: str, marker: str) -> bool:
         """Lists come newest first, so a note of ours is on the first page as a rule; ten pages are looked at."""
-        found = _pages(client, "/notes", {"personId": ref}, lambda n: f"{n.text('subject')} {n.text('body')}", most=10)
+
+        def text_of(note: Fields) -> str:
+            return f"{note.text('subject')} {note.text('body')}"
+
+        found = api.pages(client, "/notes", {"personId": ref}, text_of, most=10)
         return any(marker in text for page in found for text in page)
 
     def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
         """``POST /notes``, plain text; limited to 10 writes in 10 seconds."""
         client.post("/notes", json={"personId": int(ref), "subject": subject, "body": body, "isHtml": False})
 
+    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+        """``POST /people``: makes a person and starts neither lead flow nor automations."""
+        first, _, last = name.partition(" ")
+        made = {"firstName": first, "lastName": last, "emails": [{"value": email, "type": "home"}]}
+        answer = client.post("/people", json=made)
+        with answer.reading(write=True):
+            return _whole(Fields(answer.data, strict=False).ref("id"))
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """``DELETE /people/:id``."""
+        unless_gone(lambda: client.delete(f"/people/{payload.ref(ref)}"))
+
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """All users, deleted ones included."""
-        return each_once(_pages(client, "/users", {"includeDeleted": "true"}, _agent))
+        return each_once(api.pages(client, "/users", {"includeDeleted": "true"}, _agent))
+
+    def list_teams(self, client: Client) -> Iterator[Team]:
+        """Groups, which lead flow deals to, then teams. Team 1 is the whole company: no queue of its own. One in which
+        no active agent stands (a group of lenders, say) is left out.
+        """
+        active = {agent.ref for agent in self.list_agents(client) if agent.active}
+
+        def group(row: Fields) -> Team:
+            return _team(row, row.ref("id"), (user.ref("id") for user in row.objects("users")), active)
+
+        def team(row: Fields) -> Team:
+            return _team(row, f"team-{row.ref('id')}", map(payload.ref, row.items("userIds")), active)
+
+        for path, read in (("/groups", group), ("/teams", team)):
+            for page in api.pages(client, path, {}, read):
+                yield from (found for found in page if found.agent_refs and found.ref != "team-1")
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """``GET /users/:id``."""
@@ -216,7 +246,7 @@ class FollowUpBoss(Adapter):
             listings.append((_UNCLAIMED, {"fields": _ROW_FIELDS}))
         seen: set[str] = set()
         for path, params in listings:
-            for rows in _pages(client, path, params, _lead):
+            for rows in api.pages(client, path, params, _lead):
                 dated = [(lead, lead.created_at or since) for lead in rows]
                 found = [
                     lead.ref
@@ -234,17 +264,21 @@ class FollowUpBoss(Adapter):
         if urlsplit(url).scheme != "https" and client.base_url.startswith("https:"):  # a sandbox on http takes http
             return Subscribed(by_hand=("TURNLOCK_PUBLIC_URL: Follow Up Boss calls https addresses only; set one",))
         return reconcile(
-            _hooks(client),
+            api.hooks(client),
             url,
             _TOPICS,
-            create=lambda topic: _written(client.post("/webhooks", json={"event": topic, "url": url})),
-            enable=lambda hook: _written(client.put(f"/webhooks/{hook.hook_ref}", json={"status": "Active"})),
-            remove=lambda hook: _remove(client, hook),
+            create=lambda topic: api.written(client.post("/webhooks", json={"event": topic, "url": url})),
+            enable=lambda hook: api.written(client.put(f"/webhooks/{hook.hook_ref}", json={"status": "Active"})),
+            remove=lambda hook: api.remove(client, hook),
         )
+
+    def lost_hooks(self, client: Client, url: str) -> tuple[str, ...]:
+        """Follow Up Boss disables a hook that failed more often than not for two days and did not recover."""
+        return lost_if_visible(lambda: api.hooks(client), url, _TOPICS)
 
     def unsubscribe(self, client: Client, url: str) -> int:
         """Remove every hook at exactly `url`."""
-        return sum(_remove(client, hook) for hook in _hooks(client) if hook.url == url)
+        return sum(api.remove(client, hook) for hook in api.hooks(client) if hook.url == url)
 
     def check(self, client: Client, url: str | None) -> list[Finding]:
         """Account, clock, agents, and hooks, which only the account owner's key can read.
@@ -266,7 +300,7 @@ class FollowUpBoss(Adapter):
         return [
             *probe("account", account),
             *probe("agents", lambda: [agents(sum(a.active for a in self.list_agents(client)))]),
-            *probe("hooks", lambda: [hooks_alive(_hooks(client), url, _TOPICS)]),
+            *probe("hooks", lambda: [hooks_alive(api.hooks(client), url, _TOPICS)]),
         ]
 
 
@@ -346,27 +380,14 @@ def _agent(user: Fields) -> AgentSeen:
     )
 
 
-def _hook(hook: Fields) -> Hook:
-    return Hook(hook.ref("id"), hook.text("event") or "", hook.text("url") or "", hook.text("status") == "Active")
-
-
-def _written(answer: Answer) -> Hook:
-    with answer.reading(write=True):
-        return _hook(Fields(answer.data, strict=False))
-
-
-def _hooks(client: Client) -> list[Hook]:
-    return [hook for page in _pages(client, "/webhooks", {}, _hook) for hook in page]
-
-
-def _remove(client: Client, hook: Hook) -> bool:
-    return unless_gone(lambda: client.delete(f"/webhooks/{hook.hook_ref}")) is not None
+def _team(row: Fields, ref: str, users: Iterable[str], active: Collection[str]) -> Team:
+    return Team(ref, row.text("name") or ref, tuple(user for user in payload.unique(users) if user in active))
 
 
 def _people(client: Client, refs: Sequence[str], **options: str) -> dict[str, Lead]:
     if not refs:
         return {}
-    params = {"id": ",".join(refs), "fields": "allFields", "limit": str(_PAGE), **options}
+    params = {"id": ",".join(refs), "fields": "allFields", "limit": str(api.PAGE), **options}
     try:
         answer = client.get("/people", params=params)
     except CrmError as error:
@@ -375,38 +396,5 @@ def _people(client: Client, refs: Sequence[str], **options: str) -> dict[str, Le
             raise
         return _people(client, refs[:half], **options) | _people(client, refs[half:], **options)
     with answer.reading():
-        leads = [_lead(p) for p in _rows(Fields(answer.data, strict=False))]
+        leads = [_lead(p) for p in api.rows(Fields(answer.data, strict=False))]
     return {lead.ref: lead for lead in leads if lead.ref in refs}
-
-
-def _rows(data: Fields) -> list[Fields]:
-    """The list of an answer: named by ``_metadata.collection``, else the only list there is."""
-    name = data.object("_metadata").text("collection")
-    if name is None or name not in data.data:
-        lists = [k for k, v in data.data.items() if isinstance(v, list)]
-        if len(lists) != 1:
-            raise Unreadable("wrong_type")
-        name = lists[0]
-    return data.objects(name)
-
-
-def _pages(
-    client: Client, path: str, params: Mapping[str, str], make: Callable[[Fields], T], most: int = MAX_PAGES
-) -> Iterator[list[T]]:
-    """A list by ``_metadata.next``, else ``nextLink``, else by offset while ``total`` says that there is more."""
-    base = {"limit": str(_PAGE), **params}
-    got = 0
-
-    def read(data: Fields) -> tuple[list[T], Next | None]:
-        nonlocal got
-        rows = [make(row) for row in _rows(data)]
-        got += len(rows)
-        meta = data.object("_metadata")
-        if token := meta.text("next"):
-            return rows, (path, base | {"next": token})
-        if link := meta.text("nextLink"):
-            return rows, (link, {})
-        total = meta.number("total") if rows else None
-        return rows, (path, base | {"offset": str(got)}) if total is not None and got < total else None
-
-    return pages(lambda link, query: client.get(link, params=query), (path, base), read, most)

@@ -63,7 +63,13 @@ if TYPE_CHECKING:
 _TOLERANCE = 300  # seconds, the specification's own libraries use it
 _BATCH = 100
 _FIRST = "/leads"
-_LACKING = {Capability.APP_HOOKS, Capability.SWEEP_CHANGES, Capability.TEAMS, Capability.TEST_LEAD}
+_LACKING = {
+    Capability.APP_HOOKS,
+    Capability.HOOK_PASSWORD,
+    Capability.SWEEP_CHANGES,
+    Capability.TEAMS,
+    Capability.TEST_LEAD,
+}
 
 T = TypeVar("T")
 

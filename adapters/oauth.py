@@ -9,8 +9,8 @@ import base64
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-from urllib.parse import urlencode, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote_plus, urlencode, urlsplit
 
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 #: Seconds that a token is taken to live where the CRM does not say (RFC 6749, 5.1 only recommends it).
 LIFETIME = 3600.0
 _LONGEST = 86400.0  # a token that is said to live longer is renewed daily all the same
+_CODES = ("invalid_grant", "invalid_client", "unauthorized_client")
 _NOT_CONNECTED = "The CRM account is not connected yet. Run `turnlock connect` and open its link."
 _RECONNECT = "The CRM account took its consent back, or it ended. Run `turnlock connect` and open its link."
 _APP_REFUSED = "The CRM refuses the app itself. Correct its client id and client secret with `turnlock app`."
@@ -35,9 +36,10 @@ class OAuth:
     """How accounts of one CRM grant access to an app.
 
     `account` reads the CRM's id of the account out of a token answer, `base_url` the address of its API where each
-    account has its own. `replaces` names the secrets of a tenant that the app has instead. With `own_host` consent and
-    tokens are had at the tenant's own base address, where it names one. `revoke_url` is where a token is given back
-    (RFC 7009); None where the CRM has no such address.
+    account has its own. `replaces` names the secrets of a tenant that the app has instead. Without `scopes` the app's
+    registration names them. With `basic` the app proves itself to the token address by HTTP Basic (RFC 6749, 2.3.1),
+    else in the form's body. With `own_host` consent and tokens are had at the tenant's own base address, where it names
+    one. `revoke_url` is where a token is given back (RFC 7009); None where the CRM has no such address.
     """
 
     authorize_url: str
@@ -45,8 +47,9 @@ class OAuth:
     scopes: tuple[str, ...]
     pkce: bool
     account: Callable[[Fields], str | None]
-    base_url: Callable[[Fields], str | None] = lambda _: None
+    base_url: Callable[[Fields], str | None] | None = None
     replaces: frozenset[str] = frozenset()
+    basic: bool = False
     own_host: bool = False
     revoke_url: str | None = None
 
@@ -100,7 +103,8 @@ def challenge(verifier: str) -> str:
 def consent_url(oauth: OAuth, app: App, state: str, verifier: str | None, *, at: str | None = None) -> str:
     """Where the account's admin is sent to agree; `at` names another address than the CRM's own."""
     query = {"client_id": app.client_id, "redirect_uri": app.redirect_uri, "response_type": "code"}
-    query |= {"scope": " ".join(oauth.scopes), "state": state}
+    query |= {"scope": " ".join(oauth.scopes)} if oauth.scopes else {}
+    query["state"] = state
     if verifier is not None:
         query |= {"code_challenge": challenge(verifier), "code_challenge_method": "S256"}
     return f"{at or oauth.authorize_url}?{urlencode(query)}"
@@ -124,12 +128,17 @@ def revoke(client: Client, oauth: OAuth, refresh: str) -> None:
 
 
 def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tokens:
-    """In the form's body, never in the query: addresses are logged on their way."""
-    sent = {**form, "client_id": app.client_id, "client_secret": app.client_secret}
+    """Never in the query: addresses are logged on their way."""
+    sent, headers = dict(form), {}
+    if oauth.basic:
+        pair = f"{quote_plus(app.client_id)}:{quote_plus(app.client_secret)}".encode()
+        headers["Authorization"] = "Basic " + base64.b64encode(pair).decode()
+    else:
+        sent |= {"client_id": app.client_id, "client_secret": app.client_secret}
     try:
-        answer = client.post(urlsplit(oauth.token_url).path, data=sent)
+        answer = client.post(urlsplit(oauth.token_url).path, data=sent, headers=headers)
     except CrmError as error:
-        said = error.data.get("error") if isinstance(error.data, dict) else None
+        said = _said(error.data)
         if said == "invalid_grant":
             raise DeadGrant(error.status) from None
         if said in _OF_THE_USER:
@@ -145,5 +154,12 @@ def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tok
             refresh=data.text("refresh_token"),
             lives=min(max(float(lives), 1.0), _LONGEST) if lives is not None else LIFETIME,
             account=oauth.account(data),
-            base_url=oauth.base_url(data),
+            base_url=oauth.base_url(data) if oauth.base_url is not None else None,
         )
+
+
+def _said(data: Any) -> str | None:
+    """The code of an error (RFC 6749, 5.2). Some CRMs tell it at the head of a ``message``."""
+    told = data if isinstance(data, dict) else {}
+    heads = [str(told.get(name)).partition(":")[0].lower().replace(" ", "_") for name in ("error", "message")]
+    return next((head for head in heads if head in _CODES), None)

@@ -237,6 +237,7 @@ class CrmError(Exception):
         self.fault = fault
         self.who = meaning.who
         self.text = text or meaning.text
+        self.own_text = text  # None: what the outcome says of any CRM
         self.internal = meaning.internal
         self.data = data
         cause = str(status) if status is not None else fault or outcome.value

@@ -13,13 +13,14 @@ from adapters.frappe import Frappe
 from adapters.generic import Generic
 from adapters.hubspot import HubSpot
 from adapters.odoo import Odoo
+from adapters.pipedrive import Pipedrive
 from adapters.salesforce import Salesforce
 from adapters.twenty import Twenty
 
 _ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
     {
-        a.name: a
-        for a in (
+        adapter.name: adapter
+        for adapter in (
             BottleCrm(),
             EspoCrm(),
             FollowUpBoss(),
@@ -27,6 +28,7 @@ _ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
             Generic(),
             HubSpot(),
             Odoo(),
+            Pipedrive(),
             Salesforce(),
             Twenty(),
         )

@@ -102,7 +102,7 @@ class Salesforce(Adapter):
         found = reading.meaning(status, data)
         return found[0] if found else None
 
-    def words(self, status: int, data: Any) -> str | None:
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
         """By the error's code."""
         found = reading.meaning(status, data)
         return found[1] if found else None

@@ -189,7 +189,8 @@ def reconcile(
         except CrmError as error:
             if error.outcome is not Outcome.REFUSED:
                 raise
-            by_hand.append(f"{topic}: the CRM refuses this hook ({error.status}); remove one that is no longer used")
+            said = error.own_text or f"the CRM refuses this hook ({error.status}); remove one that is no longer used"
+            by_hand.append(f"{topic}: {said}")
     return Subscribed(tuple(kept[t] for t in topics if t in kept), tuple(by_hand))
 
 
@@ -218,11 +219,30 @@ def agents(active: int) -> Finding:
     return Finding("agents", active > 0, f"{active} active", fix)
 
 
+def lost(hooks: Iterable[Hook], url: str, topics: Iterable[str]) -> tuple[str, ...]:
+    """Topics without an active hook at `url`, in order."""
+    return tuple(sorted(set(topics) - {h.topic for h in hooks if h.active and h.url == url}))
+
+
+def lacks_right(error: CrmError) -> bool:
+    """Whether the connected user may not do it (403); an account that is not paid for (402) is another matter."""
+    return error.outcome is Outcome.FORBIDDEN and error.status == 403
+
+
+def lost_if_visible(look: Callable[[], Iterable[Hook]], url: str, topics: Iterable[str]) -> tuple[str, ...]:
+    """As :func:`lost`, of the hooks that `look` reads; nothing where the connected user may not see them (403)."""
+    try:
+        return lost(look(), url, topics)
+    except CrmError as error:
+        if not lacks_right(error):
+            raise
+        return ()
+
+
 def hooks_alive(hooks: Iterable[Hook], url: str | None, topics: Iterable[str]) -> Finding:
     """Whether every topic has an active hook at `url`; without `url` only that hooks can be read."""
     if url is None:
         return Finding("hooks", True, "readable")
-    alive = {h.topic for h in hooks if h.active and h.url == url}
-    lacking = sorted(set(topics) - alive)
+    lacking = lost(hooks, url, topics)
     what = f"no active hook for {', '.join(lacking)}" if lacking else "all active"
     return Finding("hooks", not lacking, what, "subscribe again" if lacking else "")

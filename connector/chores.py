@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.base import Capability
 from adapters.outcome import CrmError, Outcome
-from connector import breaker, erase, fairness, inbox, log, oauth, work
+from connector import breaker, erase, fairness, inbox, log, oauth, subscribing, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
@@ -37,7 +37,7 @@ _FORGET_BATCH = 200  # leads past their time that one run forgets
 _FOLDS = 20  # portions of the ledger that one run of the fairness chore folds
 _KEYS_LIVE = timedelta(days=90)  # longer than any sender retries (the longest known: 8 hours, by hand 30 days)
 
-_ASK_THE_CRM = frozenset({"agents", "sweep"})
+_ASK_THE_CRM = frozenset({"agents", "sweep", "hooks"})
 
 _log = log.get("chores")
 
@@ -231,6 +231,7 @@ def sweep(runtime: Runtime, tenant: Tenant, since: datetime, *, first: bool = Fa
                 "sweep",
                 "the sweep found unassigned leads that no webhook told of; see the subscription with `turnlock check`",
             )
+            work.want(conn, tenant.tenant_id, "hooks")  # the CRM may have removed them
         elif not found:
             close_alarm(conn, tenant.tenant_id, "webhooks_missing")
     runtime.wake(tenant.tenant_id)
@@ -358,6 +359,7 @@ CHORES: Mapping[str, Chore] = {
     "tokens": _tokens,
     "agents": _agents,
     "sweep": _sweep,
+    "hooks": lambda runtime, tenant, _: subscribing.run(runtime, tenant),
     "held": _held,
     "audit": _audit,
     "retention": _retention,

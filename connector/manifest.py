@@ -201,10 +201,12 @@ def _against_code(where: str, claims: Mapping[str, Any], adapter: Adapter) -> It
     if verification["signed_time"] != (Capability.SIGNED_TIME in adapter.capabilities):
         what = "does not fit the capability signed_time of the code"
         yield Problem(f"{where}.verification.signed_time", what, "make the two agree")
-    if not verification["headers"] and Capability.SIGNED_WEBHOOKS in adapter.capabilities:
-        yield Problem(f"{where}.verification.headers", "is empty although webhooks are signed", "name the headers")
-    if (verification["secret"] is None) == (Capability.SIGNED_WEBHOOKS in adapter.capabilities):
-        what = "does not fit the capability signed_webhooks of the code"
+    proves = bool({Capability.SIGNED_WEBHOOKS, Capability.HOOK_PASSWORD} & adapter.capabilities)
+    if not verification["headers"] and proves:
+        what = "is empty although webhooks are signed or show a password"
+        yield Problem(f"{where}.verification.headers", what, "name the headers")
+    if (verification["secret"] is None) == proves:
+        what = "does not fit the capability signed_webhooks or hook_password of the code"
         yield Problem(f"{where}.verification.secret", what, "name the secret that signs, or null where nothing does")
     secrets = {f"auth[{at}].secret": auth["secret"] for at, auth in enumerate(claims["auth"])}
     if verification["secret"] is not None:

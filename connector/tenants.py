@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from adapters import registry
 from adapters.base import Capability, Finding, Subscribed
 from adapters.outcome import CrmError
-from connector import apps, chores, flags, manifest, oauth
+from connector import apps, chores, flags, manifest, oauth, subscribing
 from connector.database import at_rest, new_id, unit
 from connector.errors import SettingsError, TurnlockError
 from connector.hooks import OLD_SECRET_LIVES, hook_url, new_hook, set_secret, store_secret
@@ -85,7 +85,8 @@ def add_tenant(
         elif p["required"] and not given_in.get(p["name"]) and "default" not in p:
             how = "--secret" if p["secure"] else "--param"
             problems.append(f"{p['name']}: missing; give it with {how} {p['name']} ({p['help']})")
-    if base_url is None and registry.adapter(crm).default_base_url is None:
+    told = by_oauth and spec is not None and spec.base_url is not None  # with the account's consent
+    if base_url is None and registry.adapter(crm).default_base_url is None and not told:
         problems.append(f"base URL: missing; {crm} has no address of its own, give it with --base-url")
     if problems:
         raise TurnlockError("\n".join(problems))
@@ -160,25 +161,14 @@ def reseal(runtime: Runtime) -> int:
     return count
 
 
-def _served_by_app(tenant: Tenant) -> bool:
-    """Whether an app's one hook serves the account: then there is none of its own to make or remove."""
-    return tenant.by_oauth and Capability.APP_HOOKS in tenant.adapter.capabilities
-
-
 def install(runtime: Runtime, tenant: Tenant) -> Installed:
     """Sync the agents, subscribe the hook, start the chores. Repeating it repairs what is missing."""
     counts = chores.sync_agents(runtime, tenant)
     _name_account(runtime, tenant)
-    of_app = _served_by_app(tenant)
+    of_app = subscribing.served_by_app(tenant)
     with runtime.engine.connect() as conn:
         url = hook_url(runtime, conn, apps.app_tenant(runtime, conn, tenant.crm) if of_app else tenant)
-    subscribed = Subscribed() if of_app else tenant.adapter.subscribe(oauth.client(runtime, tenant), url)
-    name, secret = tenant.adapter.hook_secret, subscribed.secret
-    if name is not None and secret is not None:
-        with runtime.engine.connect() as conn:
-            newest = runtime.secrets(conn, tenant).get(name, [])[:1]
-        if secret not in newest:
-            set_secret(runtime, tenant, name, secret)
+    subscribed = Subscribed() if of_app else subscribing.subscribe(runtime, tenant, url)
     with unit(runtime.engine) as (conn, _):
         chores.schedule(conn, tenant.tenant_id)
     runtime.wake()
@@ -206,7 +196,7 @@ def uninstall(runtime: Runtime, tenant: Tenant, *, force: bool = False) -> int:
     try:
         with runtime.engine.connect() as conn:
             url = hook_url(runtime, conn, tenant)
-        if not _served_by_app(tenant):
+        if not subscribing.served_by_app(tenant):
             removed = tenant.adapter.unsubscribe(oauth.client(runtime, tenant), url)
     except CrmError as error:
         if not force:

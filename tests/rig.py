@@ -35,7 +35,7 @@ from routing import tables as t
 from routing.skips import unavailable
 
 # CRMs of which the sandbox has no face: in the running service the fakes of the conformance suite stand for them.
-_NO_FACE = frozenset({"espocrm", "frappe", "odoo", "salesforce", "twenty"})
+_NO_FACE = frozenset({"espocrm", "frappe", "odoo", "pipedrive", "salesforce", "twenty"})
 SANDBOXED = tuple(name for name in registry.names() if name not in _NO_FACE)
 ANA, BEN, CY, DEE, ELI = "12", "13", "14", "15", "16"
 ABC = "default_queue: All\nqueues:\n  All:\n    members: ['12', '13', '14']\n"

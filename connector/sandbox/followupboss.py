@@ -46,9 +46,13 @@ class FollowUpBoss:
             ("GET", "/people/unclaimed", self._unclaimed),
             ("GET", r"/people/(\d{1,18})", self._person),
             ("PUT", r"/people/(\d{1,18})", self._change_person),
+            ("POST", "/people", self._add_person),
+            ("DELETE", r"/people/(\d{1,18})", self._delete_person),
             ("GET", "/users", self._users),
             ("GET", r"/users/(\d{1,18})", self._user),
             ("GET", "/ponds", self._ponds),
+            ("GET", "/groups", self._groups),
+            ("GET", "/teams", self._teams),
             ("GET", r"/ponds/(\d{1,18})", self._pond),
             ("GET", "/notes", self._notes),
             ("POST", "/notes", self._add_note),
@@ -213,6 +217,20 @@ class FollowUpBoss:
                 transaction.changes[before:] = [merged]
         return Answer(200, fub_people.person(state, lead, request.view))
 
+    def _add_person(self, request: Request, match: re.Match[str]) -> Answer:
+        body = request.json(400)
+        emails = body.get("emails", [])
+        if not isinstance(emails, list) or not all(isinstance(e, dict) and e.get("value") for e in emails):
+            raise ApiError(400, "emails must be a list of objects with a value.")
+        name = " ".join(str(body[key]) for key in ("firstName", "lastName") if body.get(key))
+        given = {"name": name or None, "emails": [email["value"] for email in emails], "phones": [], "tags": []}
+        lead = self._state.create(given, "api")
+        return Answer(201, fub_people.person(self._state, lead, request.view))
+
+    def _delete_person(self, request: Request, match: re.Match[str]) -> Answer:
+        self._state.delete(self._lead(request, int(match[1])))
+        return Answer(200, {})
+
     # -- users, ponds, notes, events ----------------------------------------------------------------------
     def _user_json(self, agent: Agent) -> dict[str, Any]:
         first, _, last = agent.name.partition(" ")
@@ -277,6 +295,15 @@ class FollowUpBoss:
         if pond is None:
             raise ApiError(404, "The requested pond was not found.")
         return Answer(200, self._pond_json(pond))
+
+    def _groups(self, request: Request, match: re.Match[str]) -> Answer:
+        """The sandbox keeps one kind of named set of agents: its ponds stand for groups, too."""
+        rows = [{**self._pond_json(pond), "distribution": "round-robin"} for pond in self._state.ponds.values()]
+        return self._rows(request, "groups", rows)
+
+    def _teams(self, request: Request, match: re.Match[str]) -> Answer:
+        everybody = [agent.id for agent in self._state.agents.values()]
+        return self._rows(request, "teams", [{"id": 1, "name": "Company", "userIds": everybody, "leaderIds": []}])
 
     def _note_json(self, lead: Lead, note: Mapping[str, Any]) -> dict[str, Any]:
         return {**note, "created": stamp(note["created"]), "personId": lead.id, "isHtml": False}

@@ -20,6 +20,7 @@ from adapters.followupboss import FollowUpBoss
 from adapters.frappe import Frappe
 from adapters.generic import Generic
 from adapters.odoo import Odoo
+from adapters.pipedrive import Pipedrive
 from adapters.salesforce import Salesforce
 from adapters.twenty import Twenty
 from routing.model import AgentSeen, Lead, UnassignedDefinition
@@ -57,6 +58,12 @@ class Reserialises(FollowUpBoss):
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         compact = json.dumps(json.loads(request.body), separators=(",", ":")).encode()
         super().verify(replace(request, body=compact), secrets, now)
+
+
+class TakesAnyPassword(Pipedrive):
+    def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
+        if not request.headers.get("authorization", "").startswith("Basic dHVybmxvY2s6"):
+            raise Rejected("bad_password")
 
 
 class ForgetsTime(Generic):
@@ -251,6 +258,11 @@ BROKEN: Mapping[str, tuple[Callable[[], Kit], tuple[str, ...], tuple[str, ...]]]
         _of("followupboss", Reserialises),
         ("accepts_good_deliveries", "white_space_in_the_body_matters", "any_bytes_raise_only_the_declared_errors"),
         _FUB,
+    ),
+    "takes any password": (
+        _of("pipedrive", TakesAnyPassword),
+        ("rejects_a_flipped_signature", "rejects_another_secret", "two_secrets_live_until_one_is_removed"),
+        ("accepts_good_deliveries", "rejects_a_missing_or_empty_signature"),
     ),
     "no freshness": (
         _of("generic", ForgetsTime),

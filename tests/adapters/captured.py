@@ -61,6 +61,7 @@ class Captures:
             now=lambda: now,
             refine=self.crm.refine,
             asks_to_wait=self.crm.asks_to_wait,
+            words=self.crm.words,
         ) as made:
             yield made
 

@@ -365,7 +365,7 @@ def the_adapter_is_what_it_declares(kit: Kit) -> None:
     assert adapter.max_batch >= (2 if Capability.BATCH_READ in adapter.capabilities else 1)
     assert adapter.not_in_payload <= {f.name for f in fields(Lead)}
     assert not adapter.not_in_payload or Capability.COMPLETE_PAYLOAD in adapter.capabilities
-    if Capability.SIGNED_WEBHOOKS in adapter.capabilities:
+    if {Capability.SIGNED_WEBHOOKS, Capability.HOOK_PASSWORD} & adapter.capabilities:
         assert adapter.hook_secret in kit.credentials.secrets
     else:
         assert adapter.hook_secret is None

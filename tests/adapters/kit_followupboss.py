@@ -58,6 +58,12 @@ class FakeFollowUpBoss(Fake):
             if not self.refuses_owners:
                 row.owner = str(asked.json["assignedUserId"])
             return Reply(body=self._person(row))
+        if asked.method == "POST":
+            assert set(asked.json) == {"firstName", "lastName", "emails"}
+            self.add_leads(LeadRow(new := self.new_ref()))
+            return Reply(201, self._person(self.leads[new]))
+        if asked.method == "DELETE":
+            return Reply(body={}) if self.leads.pop(ref, None) else Reply(404, {"errorMessage": "not found"})
         rows = sorted(self.leads.values(), key=lambda r: r.created, reverse=True)
         if wanted := asked.query.get("id"):
             assert asked.query["fields"] == "allFields"
@@ -85,6 +91,17 @@ class FakeFollowUpBoss(Fake):
             "timezone": "America/Denver",
             "pauseLeadDistribution": row.paused,
         }
+
+    def _groups(self, asked: Received, _: str) -> Reply:
+        rows = [
+            {"id": int(ref), "name": name, "distribution": "round-robin", "users": [{"id": int(u)} for u in users]}
+            for ref, (name, users) in self.teams.items()
+        ]
+        return self._list(asked, "groups", rows)
+
+    def _teams(self, asked: Received, _: str) -> Reply:
+        everybody = {"id": 1, "name": "Company", "userIds": [int(a) for a in self.agents], "leaderIds": []}
+        return self._list(asked, "teams", [everybody])
 
     def _notes(self, asked: Received, _: str) -> Reply:
         if asked.method == "POST":

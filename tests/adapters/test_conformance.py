@@ -28,7 +28,9 @@ def test_every_module_brings_checks() -> None:
 
 
 def test_every_capability_selects_a_check() -> None:
-    assert {need for case in CHECKS.values() for need in case.needs} == set(Capability) - _SHOWN_ELSEWHERE
+    assert {need for case in CHECKS.values() for need in case.needs | case.instead} == set(
+        Capability
+    ) - _SHOWN_ELSEWHERE
 
 
 def fails(check: str, broken_kit: Kit) -> bool:
@@ -49,8 +51,8 @@ def test_the_suite_fails_a_broken_adapter(name: str) -> None:
 
 def test_the_registry_names_its_adapters() -> None:
     assert registry.names() == (
-        "bottlecrm", "espocrm", "followupboss", "frappe", "generic", "hubspot", "odoo", "salesforce",
-        "twenty",
+        "bottlecrm", "espocrm", "followupboss", "frappe", "generic", "hubspot", "odoo", "pipedrive",
+        "salesforce", "twenty",
     )  # fmt: skip
     assert [registry.adapter(n).name for n in registry.names()] == list(registry.names())
     with pytest.raises(registry.UnknownAdapter, match="'nocrm' is not known; use one of bottlecrm, e"):

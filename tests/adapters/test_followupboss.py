@@ -13,7 +13,7 @@ from adapters.base import Credentials, EventKind, Rejected, Unreadable, WebhookR
 from adapters.client import CrmError, Outcome
 from adapters.followupboss import FollowUpBoss
 from routing.model import Lead, UnassignedDefinition
-from tests.adapters.kit import NOW, Answering, LeadRow, Scripted, fixtures, kit, plain
+from tests.adapters.kit import NOW, AgentRow, Answering, LeadRow, Scripted, fixtures, kit, plain
 from tests.adapters.loopback import Received, Reply
 
 FUB = FollowUpBoss()
@@ -437,3 +437,30 @@ def test_a_key_that_is_not_the_owners() -> None:
         assert (findings["hooks"].ok, findings["hooks"].what) == (False, "403")
         assert findings["account"].ok
         assert "/me" not in {r.path for r in running.server.received}
+
+
+def test_groups_and_teams_without_an_active_agent_and_the_whole_company_are_no_queues() -> None:
+    groups = [
+        {"id": 3, "name": "Austin", "type": "Agent", "users": [{"id": 12}, {"id": 13}]},
+        {"id": 4, "name": "Lenders", "type": "Lender", "users": [{"id": 15}]},
+    ]
+    everybody = {"id": 1, "name": "Company", "userIds": [12, 13, 15], "leaderIds": []}
+    teams = [everybody, {"id": 4, "name": "North", "userIds": [13, 12], "leaderIds": [99]}]
+    with kit("followupboss").running() as running:
+        running.fake.add_agents(AgentRow("12"), AgentRow("13", active=False))
+        handle = running.server.handle
+
+        def answer(asked: Received) -> Reply:
+            rows = {"/groups": groups, "/teams": teams}.get(asked.path)
+            name = asked.path.strip("/")
+            return handle(asked) if rows is None else Reply(body={"_metadata": {"collection": name}, name: rows})
+
+        running.server.handle = answer
+        found = list(FUB.list_teams(running.client))
+        assert [(t.ref, t.name, t.agent_refs) for t in found] == [
+            ("3", "Austin", ("12",)),
+            ("team-4", "North", ("12",)),
+        ]
+        groups.clear()
+        teams.clear()  # a plan without teams answers an empty list
+        assert list(FUB.list_teams(running.client)) == []

@@ -21,8 +21,9 @@ def members(rig: Rig, queue: str) -> set[str]:
     return {row.ref for row in rig.rows(query)}
 
 
-def test_teams_become_queues_that_the_configuration_takes(make_rig: Callable[..., Rig]) -> None:
-    live = make_rig("hubspot", worker=False)
+@pytest.mark.parametrize("crm", ["hubspot", "followupboss"])
+def test_teams_become_queues_that_the_configuration_takes(make_rig: Callable[..., Rig], crm: str) -> None:
+    live = make_rig(crm, worker=False)
     new = str(live.sandbox.add_agent("New Norton"))
     for name, agents in (
         ("Austin: north, “west”", [BEN, ANA, CY, new]), ("All", [CY, DEE]), ("Twins", [CY, DEE]), ("Twins", [BEN]),
@@ -43,6 +44,7 @@ def test_teams_become_queues_that_the_configuration_takes(make_rig: Callable[...
         teams.as_queues(live.runtime, live.tenant, ["Houston"])
 
 
-def test_a_crm_without_teams_says_so(rig: Rig) -> None:
+def test_a_crm_without_teams_says_so(make_rig: Callable[..., Rig]) -> None:
+    live = make_rig("generic", worker=False)
     with pytest.raises(TurnlockError, match="write the queues by hand"):
-        teams.as_queues(rig.runtime, rig.tenant)
+        teams.as_queues(live.runtime, live.tenant)

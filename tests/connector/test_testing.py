@@ -22,8 +22,9 @@ rules:
 """
 
 
-def test_a_test_lead_goes_to_its_agent_without_a_turn_and_is_removed(make_rig: Callable[..., Rig]) -> None:
-    live = make_rig("hubspot")
+@pytest.mark.parametrize("crm", ["hubspot", "followupboss"])
+def test_a_test_lead_goes_to_its_agent_without_a_turn_and_is_removed(make_rig: Callable[..., Rig], crm: str) -> None:
+    live = make_rig(crm)
     assert live.assign() == ANA
     live.settle()
     way = testing.send(live.runtime, live.tenant, live.agent_id(CY), patience=20)
@@ -53,7 +54,8 @@ def test_rules_do_not_come_into_it_and_a_stopped_service_is_told(make_rig: Calla
     assert testing.send(live.runtime, live.tenant, live.agent_id(CY), patience=1).heard is None
 
 
-def test_a_mark_is_the_tenants_own_cannot_be_made_up_and_ends(rig: Rig) -> None:
+def test_a_mark_is_the_tenants_own_cannot_be_made_up_and_ends(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig("generic", worker=False)
     now = datetime.now(UTC)
     tenant, agent = rig.tenant.tenant_id, uuid4()
     good = testing.mark(rig.runtime, tenant, agent, now)
