@@ -439,7 +439,7 @@ def _merged(page: str, lines: list[str], *, whole: bool) -> str:
     `whole`, its head does."""
 
     def sections(text: str) -> dict[str, str]:
-        text = re.sub(r"^Bounds missed.*\n", "", text, flags=re.MULTILINE)
+        text = re.sub(r"^Bounds missed.*$", "", text, flags=re.MULTILINE)
         found = re.split(r"^(?=## )", text, flags=re.MULTILINE)
         return {part.split("\n", 1)[0]: part.strip() for part in found}
 
