@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 #: Seconds that a token is taken to live where the CRM does not say (RFC 6749, 5.1 only recommends it).
 LIFETIME = 3600.0
 _LONGEST = 86400.0  # a token that is said to live longer is renewed daily all the same
-_CODES = ("invalid_grant", "invalid_client", "unauthorized_client")
 _NOT_CONNECTED = "The CRM account is not connected yet. Run `turnlock connect` and open its link."
 _RECONNECT = "The CRM account took its consent back, or it ended. Run `turnlock connect` and open its link."
 _APP_REFUSED = "The CRM refuses the app itself. Correct its client id and client secret with `turnlock app`."
@@ -29,6 +28,7 @@ _INACTIVE = "The CRM says that the connected user or the whole account is inacti
 # RFC 6749, 5.2, and Salesforce's own word for an id that it does not know (help: OAuth 2.0 error codes).
 _OF_THE_APP = frozenset({"invalid_client", "unauthorized_client", "invalid_client_id"})
 _OF_THE_USER = frozenset({"inactive_user", "inactive_org"})
+_CODES = frozenset({"invalid_grant"}) | _OF_THE_APP | _OF_THE_USER
 
 
 @dataclass(frozen=True, slots=True)

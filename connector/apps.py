@@ -26,6 +26,8 @@ from connector.tables import app_accounts
 from routing.tables import tenants
 
 _CLIENT_SECRET = "client_secret"  # noqa: S105 - the name of a secret
+#: What the admin reads of an account that is another tenant's.
+TAKEN = "This account is connected as another tenant. Uninstall that one first."
 _PARAMETERS = ("client_id", "authorize_url", "pkce")
 
 

@@ -298,10 +298,11 @@ def _grant(runtime: Runtime, tenant: Tenant, tokens: Tokens) -> None:
     values = _kept(runtime, tenant, tokens) | {"account": tokens.account}
     with unit(runtime.engine) as (conn, _):
         if tokens.account is not None and not apps.join(conn, tenant.crm, tokens.account, tenant):
-            raise TurnlockError("This account is connected as another tenant. Uninstall that one first.")
+            raise TurnlockError(apps.TAKEN)
         new = insert(oauth_grants).values(tenant_id=tenant_id, **values)
         conn.execute(new.on_conflict_do_update(index_elements=["tenant_id"], set_=values))
-        conn.execute(sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(account_ref=tokens.account))
+        if tokens.account is not None:
+            conn.execute(sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(account_ref=tokens.account))
         for alarm in (_ALARM, "crm_refuses_us"):
             close_alarm(conn, tenant_id, alarm)
         b = breakers.c  # the pause of a CRM that refused us is over

@@ -192,7 +192,7 @@ def test_from_install_to_an_owner_and_a_note_that_says_why(bare: Live) -> None:
     assert [hook.url for hook in bare.account.hooks] == [FOREIGN]
 
 
-def test_strangers_and_hooks_of_version_1_route_nothing(live: Live) -> None:
+def test_strangers_other_companies_and_hooks_of_version_1_route_nothing(live: Live) -> None:
     (hook, *_) = [hook for hook in live.account.hooks if hook.topic == "create" and hook.active]
     right = live.account.passwords[hook.ref]
     live.account.passwords[hook.ref] = "guessed"
@@ -200,8 +200,10 @@ def test_strangers_and_hooks_of_version_1_route_nothing(live: Live) -> None:
     assert live.account.statuses == [401]
     assert live.events() == []
     live.account.passwords[hook.ref] = right
+    live.account.tell("create", ref, None, company_id="13052001")  # a copy of the account keeps its hooks
+    assert live.account.statuses == [401, 401]
     live.account.tell("create", ref, None, version="1.0")
-    assert live.account.statuses == [401, 200]
+    assert live.account.statuses == [401, 401, 200]
     (event,) = live.events()
     assert (event.state, event.reason) == ("parked", "not_version_2")
     assert live.alarms() == {"unreadable_event"}
