@@ -15,6 +15,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters.budget import Bucket, Left, left_by
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Capability(StrEnum):
     WRITE_ANSWERS_OWNER = "write_answers_owner"
     NULL_OWNER = "null_owner"
     NOTES = "notes"
+    TASKS = "tasks"  # something to do for an agent, with a due time
     COLLABORATORS = "collaborators"
     AGENT_PAUSE = "agent_pause"
     SWEEP = "sweep"
@@ -194,7 +196,8 @@ class Adapter(ABC):
     settle: ClassVar[float] = 0.0
     max_batch: ClassVar[int] = 1  # leads per read call
     oauth: ClassVar[OAuth | None] = None  # how an account grants access to an app of this CRM
-    note_pace: ClassVar[float] = 0.0  # seconds between two notes, so that a CRM's limit on notes is never met
+    # What the CRM lets an account call, the special before the general; empty: it does not limit calls.
+    buckets: ClassVar[tuple[Bucket, ...]] = ()
     # Attributes of Lead that only a reading shows: where the rules look at one, a payload is not enough to decide on.
     not_in_payload: ClassVar[frozenset[str]] = frozenset()
 
@@ -245,6 +248,18 @@ class Adapter(ABC):
         """The one form of an id that a CRM writes in several; what is no id stays as it is."""
         return ref
 
+    def buckets_of(self, credentials: Credentials) -> Sequence[Bucket]:
+        """The buckets of this account, where they differ by how it is connected."""
+        return self.buckets
+
+    def left(self, headers: Mapping[str, str], charged: Sequence[Bucket]) -> Mapping[str, Left]:
+        """What an answer's headers say is left, by the names of buckets; `charged` are those that its call took from.
+
+        Headers are looked up in any case. By default ``X-RateLimit-Remaining`` and ``-Limit``, of the last bucket.
+        """
+        said = left_by(headers, "X-RateLimit-Remaining", "X-RateLimit-Limit")
+        return {charged[-1].name: said} if said is not None and charged else {}
+
     @abstractmethod
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """Headers that identify and authorise every request."""
@@ -279,6 +294,14 @@ class Adapter(ABC):
     def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
         """Put a note on the lead. Not idempotent: callers look with :meth:`find_note` before a repeat."""
         raise NotImplementedError(f"{self.name} lacks {Capability.NOTES}")
+
+    def find_task(self, client: Client, ref: str, marker: str) -> bool:
+        """Whether a task holding `marker` is already on the lead."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.TASKS}")
+
+    def add_task(self, client: Client, ref: str, agent_ref: str, text: str, marker: str, due: datetime) -> None:
+        """Give the agent something to do about the lead until `due`. Callers look with :meth:`find_task` first."""
+        raise NotImplementedError(f"{self.name} lacks {Capability.TASKS}")
 
     def add_test_lead(self, client: Client, name: str, email: str) -> str:
         """Make a lead that nobody has, to try the whole way with; its ref."""

@@ -26,6 +26,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 from urllib3.exceptions import MaxRetryError, NameResolutionError
 
 from adapters.base import Credentials, Unreadable
+from adapters.budget import Gate
 from adapters.outcome import CrmError, Fault, Outcome, PrivateHost, Verdict, Who, verdict
 from adapters.payload import ANSWER, Limits, read_json
 from adapters.transport import Call, NotPublic, Transport, running
@@ -99,6 +100,7 @@ class Client:
         refine: another outcome for an answer other than 2xx, from :meth:`adapters.base.Adapter.refine`.
         asks_to_wait: seconds to wait where an answer says "not now", from :meth:`adapters.base.Adapter.asks_to_wait`.
         words: what the admin reads of an answer other than 2xx, from :meth:`adapters.base.Adapter.words`.
+        gate: is asked before each call and told of each answer; without it nobody counts.
 
     Raises:
         ValueError: a base address or header that can never be sent; the text names the fix, never a header's value.
@@ -119,6 +121,7 @@ class Client:
         refine: Callable[[int, Any], Outcome | None] = lambda status, data: None,
         asks_to_wait: Callable[[int, Mapping[str, str], Any], float | None] = lambda status, headers, data: None,
         words: Callable[[int, Mapping[str, str], Any], str | None] = lambda status, headers, data: None,
+        gate: Gate | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.credentials = credentials
@@ -127,7 +130,7 @@ class Client:
         self.learnt: dict[str, Any] = {}
         self._origin = _origin(_checked_base(base_url, allow_private_hosts))
         self._allow_private = allow_private_hosts
-        self._refine, self._asks_to_wait, self._words = refine, asks_to_wait, words
+        self._refine, self._asks_to_wait, self._words, self._gate = refine, asks_to_wait, words, gate
         self._times = (connect_timeout, read_timeout, deadline)
         self._limits = Limits(max_answer, ANSWER.max_depth, ANSWER.max_elements, ANSWER.max_keys)
         session = self._session = _Session()
@@ -200,13 +203,14 @@ class Client:
             sent.setdefault("Content-Type", "application/json")
         call = f"{method} {re.sub('^https?://[^/]*|[?#].*', '', path)[:100]}"
         url = self._url(path, call)
-        ends = monotonic() + self._times[2]
-
         try:
             request = requests.Request(method, url, params=params, data=data, headers=sent)
             prepared = self._session.prepare_request(request)
         except _FAILURES:
             raise CrmError(Outcome.REFUSED, call=call, text=_UNSENDABLE) from None
+        if self._gate and (wait := self._gate.take(method, self._counted(url))):
+            raise CrmError(Outcome.WAIT, fault=Fault.BUDGET, retry_after=wait, call=call)
+        ends = monotonic() + self._times[2]
         # Why only once more, and only connections: nothing was sent, a lost SYN is common, and a longer wait would
         # hold a worker of all tenants. Jitter, because many rows fall due together after a CRM's restart.
         retrying = Retrying(
@@ -228,6 +232,10 @@ class Client:
         if not same:
             raise CrmError(Outcome.REDIRECTED, fault=Fault.FOREIGN, call=call)
         return path
+
+    def _counted(self, url: str) -> str:
+        """The path by which a call is counted: as adapters write it."""
+        return urlsplit(url).path.removeprefix(urlsplit(self.base_url).path)
 
     def _once(self, prepared: requests.PreparedRequest, write: bool, call: str, ends: float) -> Answer:
         connect, read, _ = self._times
@@ -256,6 +264,7 @@ class Client:
                 data_read = read_json(body, self._limits)
             except Unreadable:
                 fault = Fault.UNREADABLE
+        outcome, wait = Outcome.OK, None
         if status is not None and (outcome := verdict(status, write=write).outcome) is not Outcome.OK:
             # A date is meant by the CRM's own clock, which it tells beside it.
             wait = parse_retry_after(answered.get("Retry-After"), http_date(answered.get("Date")) or self.now())
@@ -264,6 +273,10 @@ class Client:
                 wait = min(wait, MAX_RETRY_AFTER)
             else:
                 outcome = self._refine(status, data_read) or outcome
+        if self._gate and status is not None:
+            counted = self._counted(prepared.url or "")
+            self._gate.told(prepared.method or "", counted, answered, wait if outcome is Outcome.WAIT else None)
+        if status is not None and outcome is not Outcome.OK:
             text = self._words(status, answered, data_read)
             raise CrmError(outcome, status=status, retry_after=wait, call=call, text=text, data=data_read)
         if fault is not None:

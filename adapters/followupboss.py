@@ -15,14 +15,15 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
 from adapters import followupboss_api as api
+from adapters import followupboss_reading as reading
 from adapters import payload, signing
 from adapters.base import (
     Adapter,
@@ -38,6 +39,7 @@ from adapters.base import (
     Unreadable,
     WebhookRequest,
 )
+from adapters.budget import Bucket
 from adapters.outcome import CrmError, Fault
 from adapters.payload import Fields
 from adapters.upkeep import (
@@ -56,17 +58,6 @@ from routing.model import AgentSeen, Lead, UnassignedDefinition
 if TYPE_CHECKING:
     from adapters.client import Client
 
-# https://docs.followupboss.com/reference/webhooks-guide (a merge has no event of its own)
-_KINDS: Mapping[str, EventKind] = MappingProxyType(
-    {
-        "peopleCreated": EventKind.LEAD_CREATED,
-        "peopleUpdated": EventKind.LEAD_CHANGED,
-        "peopleStageUpdated": EventKind.LEAD_CHANGED,
-        "peopleTagsCreated": EventKind.LEAD_CHANGED,
-        "peopleDeleted": EventKind.LEAD_DELETED,
-        "eventsCreated": EventKind.INQUIRY,
-    }
-)
 # peopleUpdated tells of stages and tags too, so their own events would only double the calls.
 _TOPICS = ("peopleCreated", "peopleUpdated", "peopleDeleted", "eventsCreated")
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -91,6 +82,7 @@ class FollowUpBoss(Adapter):
             Capability.WRITE_ANSWERS_OWNER,
             Capability.NULL_OWNER,
             Capability.NOTES,
+            Capability.TASKS,
             Capability.AGENT_PAUSE,
             Capability.SWEEP,
             Capability.TEAMS,
@@ -98,9 +90,15 @@ class FollowUpBoss(Adapter):
         }
     )
     default_base_url = "https://api.followupboss.com/v1"
-    note_pace = 1.0  # https://docs.followupboss.com/reference/rate-limiting: 10 writes of notes in 10 s
+    # https://docs.followupboss.com/reference/rate-limiting: each call falls into one context and eats no other's
+    buckets = (
+        Bucket("events", 20, 10.0, path="/events", alone=True),
+        Bucket("people", 25, 10.0, frozenset({"PUT"}), "/people/", alone=True, owner=1),
+        Bucket("notes", 10, 10.0, frozenset({"POST", "PUT", "DELETE"}), "/notes", alone=True, kept=0.0, note=1),
+        Bucket("global", 250, 10.0, owner=2),
+    )
     hook_secret = "system_key"  # noqa: S105 - the name of a secret
-    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({t: _KINDS[t] for t in _TOPICS})
+    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({t: reading.KINDS[t] for t in _TOPICS})
     missing_is_final_after = 120.0  # a new person is not readable while lead flow runs
     max_batch = api.PAGE
 
@@ -120,12 +118,12 @@ class FollowUpBoss(Adapter):
         """One event per id of ``resourceIds``; ``data`` and ``uri`` are never used."""
         body = payload.read_json(request.body)
         if not isinstance(body, list):
-            return _events(body)
+            return reading.events_of(body)
         digest = hashlib.sha256(request.body).hexdigest()
         events: list[Event] = []
         for position, element in enumerate(body):  # seen in a forum post: the object wrapped in a list
             try:
-                events += _events(element)
+                events += reading.events_of(element)
             except Unreadable as error:
                 events.append(Event(EventKind.UNREADABLE, f"{digest}:{position}", problem=error.reason))
         return events
@@ -189,13 +187,24 @@ class FollowUpBoss(Adapter):
         """``POST /notes``, plain text; limited to 10 writes in 10 seconds."""
         client.post("/notes", json={"personId": int(ref), "subject": subject, "body": body, "isHtml": False})
 
+    def find_task(self, client: Client, ref: str, marker: str) -> bool:
+        """As notes: the newest come first."""
+        found = api.pages(client, "/tasks", {"personId": ref}, lambda task: task.text("name") or "", most=10)
+        return any(marker in name for page in found for name in page)
+
+    def add_task(self, client: Client, ref: str, agent_ref: str, text: str, marker: str, due: datetime) -> None:
+        """``POST /tasks``, a call to be made. Its name is all the text it has, so the marker stands there."""
+        task = {"personId": int(ref), "assignedUserId": int(agent_ref), "name": f"{text} {marker}", "type": "Call"}
+        until = due.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        client.post("/tasks", json=task | {"dueDateTime": until, "remindSecondsBefore": 0})
+
     def add_test_lead(self, client: Client, name: str, email: str) -> str:
         """``POST /people``: makes a person and starts neither lead flow nor automations."""
         first, _, last = name.partition(" ")
         made = {"firstName": first, "lastName": last, "emails": [{"value": email, "type": "home"}]}
         answer = client.post("/people", json=made)
         with answer.reading(write=True):
-            return _whole(Fields(answer.data, strict=False).ref("id"))
+            return reading.whole(Fields(answer.data, strict=False).ref("id"))
 
     def remove_test_lead(self, client: Client, ref: str) -> None:
         """``DELETE /people/:id``."""
@@ -203,7 +212,7 @@ class FollowUpBoss(Adapter):
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """All users, deleted ones included."""
-        return each_once(api.pages(client, "/users", {"includeDeleted": "true"}, _agent))
+        return each_once(api.pages(client, "/users", {"includeDeleted": "true"}, reading.agent_of))
 
     def list_teams(self, client: Client) -> Iterator[Team]:
         """Groups, which lead flow deals to, then teams. Team 1 is the whole company: no queue of its own. One in which
@@ -212,10 +221,10 @@ class FollowUpBoss(Adapter):
         active = {agent.ref for agent in self.list_agents(client) if agent.active}
 
         def group(row: Fields) -> Team:
-            return _team(row, row.ref("id"), (user.ref("id") for user in row.objects("users")), active)
+            return reading.team_of(row, row.ref("id"), (user.ref("id") for user in row.objects("users")), active)
 
         def team(row: Fields) -> Team:
-            return _team(row, f"team-{row.ref('id')}", map(payload.ref, row.items("userIds")), active)
+            return reading.team_of(row, f"team-{row.ref('id')}", map(payload.ref, row.items("userIds")), active)
 
         for path, read in (("/groups", group), ("/teams", team)):
             for page in api.pages(client, path, {}, read):
@@ -227,7 +236,7 @@ class FollowUpBoss(Adapter):
         if answer is None:
             return None
         with answer.reading():
-            return _agent(Fields(answer.data, strict=False))
+            return reading.agent_of(Fields(answer.data, strict=False))
 
     def unassigned_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
@@ -246,7 +255,7 @@ class FollowUpBoss(Adapter):
             listings.append((_UNCLAIMED, {"fields": _ROW_FIELDS}))
         seen: set[str] = set()
         for path, params in listings:
-            for rows in api.pages(client, path, params, _lead):
+            for rows in api.pages(client, path, params, reading.lead_of):
                 dated = [(lead, lead.created_at or since) for lead in rows]
                 found = [
                     lead.ref
@@ -304,86 +313,6 @@ class FollowUpBoss(Adapter):
         ]
 
 
-def _events(element: Any) -> list[Event]:
-    body = Fields(element, strict=True)
-    topic = body.text("event") or body.text("type")  # ``type``: seen in one third-party library
-    if topic is None:
-        raise payload.missing("event")
-    if topic not in _KINDS:
-        return [Event(EventKind.UNKNOWN, f"unknown:{str(element.get('eventId'))[:100]}")]
-    event_id = body.required_text("eventId")
-    if element.get("resourceIds") is None:
-        raise payload.missing("resourceIds")
-    occurred_at = Fields(element, strict=False).time("eventCreated")
-    events: dict[str, Event] = {}
-    for position, value in enumerate(body.items("resourceIds")):
-        try:
-            ref = _whole(payload.ref(value))
-            events.setdefault(ref, Event(_KINDS[topic], f"{event_id}:{ref}", ref=ref, occurred_at=occurred_at))
-        except Unreadable:
-            key = f"{event_id}:at{position}"
-            events[key] = Event(EventKind.UNREADABLE, key, occurred_at=occurred_at, problem="wrong_type")
-    return list(events.values())
-
-
-def _whole(ref: str) -> str:
-    """An id of this CRM: a whole number, in one spelling (``ref`` lets ASCII through only)."""
-    if not ref.isdigit():
-        raise Unreadable("wrong_type")
-    return str(int(ref))
-
-
-def _lead(person: Fields) -> Lead:
-    """https://docs.followupboss.com/reference/people-id-get; the address is the contact's, its zip is ``code``."""
-    tags = person.texts("tags", "name")  # texts, or objects with a name
-    filled = (a for a in person.objects("addresses") if any(a.text(k) for k in ("city", "state", "code", "street")))
-    address = next(filled, Fields({}, strict=False))
-    ponds = [p.optional_ref("id") for key in ("ponds", "assignedPonds") for p in person.objects(key)]
-    emails = sorted(person.objects("emails"), key=lambda e: not e.flag("isPrimary"))
-    phones = sorted(person.objects("phones"), key=lambda p: not p.flag("isPrimary"))
-    return Lead(
-        ref=person.ref("id"),
-        owner_ref=person.optional_ref("assignedUserId"),
-        pond_ref=person.optional_ref("assignedPondId") or next((p for p in ponds if p), None),
-        collaborator_refs=payload.unique(
-            c.optional_ref("id") for c in person.objects("collaborators") if not c.flag("assigned")
-        ),
-        source=person.text("source"),
-        type=person.text("type") or ("Seller" if "seller" in {t.casefold() for t in tags} else None),
-        stage=person.text("stage"),
-        price=person.number("price") or None,  # 0 stands for "not filled"
-        street=address.text("street"),
-        city=address.text("city"),
-        state=address.text("state"),
-        zip=address.text("code"),
-        country=address.text("country"),
-        language=person.text("customPreferredLanguage"),
-        tags=tags,
-        emails=payload.emails(e.text("value") for e in emails),
-        phones=payload.phones(p.text("normalized") or p.text("value") for p in phones),
-        custom=MappingProxyType(person.scalars(k for k in person.data if k.startswith("custom"))),
-        created_at=person.time("created"),
-        updated_at=person.time("updated"),
-        name=person.text("name"),
-    )
-
-
-def _agent(user: Fields) -> AgentSeen:
-    """https://docs.followupboss.com/reference/users-get: ``status`` Active, Invited or Deleted."""
-    return AgentSeen(
-        ref=user.ref("id"),
-        name=user.text("name") or user.ref("id"),
-        email=user.text("email"),
-        active=user.text("status") == "Active" and user.text("role") != "Lender",
-        paused=bool(user.flag("pauseLeadDistribution")),
-        zone=user.zone("timezone"),
-    )
-
-
-def _team(row: Fields, ref: str, users: Iterable[str], active: Collection[str]) -> Team:
-    return Team(ref, row.text("name") or ref, tuple(user for user in payload.unique(users) if user in active))
-
-
 def _people(client: Client, refs: Sequence[str], **options: str) -> dict[str, Lead]:
     if not refs:
         return {}
@@ -396,5 +325,5 @@ def _people(client: Client, refs: Sequence[str], **options: str) -> dict[str, Le
             raise
         return _people(client, refs[:half], **options) | _people(client, refs[half:], **options)
     with answer.reading():
-        leads = [_lead(p) for p in api.rows(Fields(answer.data, strict=False))]
+        leads = [reading.lead_of(p) for p in api.rows(Fields(answer.data, strict=False))]
     return {lead.ref: lead for lead in leads if lead.ref in refs}

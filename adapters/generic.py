@@ -67,6 +67,7 @@ _LACKING = {
     Capability.APP_HOOKS,
     Capability.HOOK_PASSWORD,
     Capability.SWEEP_CHANGES,
+    Capability.TASKS,
     Capability.TEAMS,
     Capability.TEST_LEAD,
 }

@@ -3,7 +3,8 @@
 Pages (https://developers.hubspot.com/docs/...): api-reference/legacy/webhooks/guide,
 apps/legacy-apps/authentication/validating-requests, api-reference/legacy/authentication/manage-oauth-tokens,
 api-reference/error-handling, api-reference/latest/crm/using-object-apis, .../crm/search-the-crm,
-.../crm/owners/guide, api-reference/legacy/crm/activities/notes/guide, developer-tooling/platform/usage-guidelines.
+.../crm/owners/guide, api-reference/legacy/crm/activities/notes/guide, .../tasks/guide,
+developer-tooling/platform/usage-guidelines.
 
 What shapes this module: a lead is a contact; deliveries are arrays of up to 100 elements that hold ids only; the
 signature covers method, address, body and time; there is no conditional write and an owner write echoes only some
@@ -15,9 +16,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import html
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -38,15 +38,15 @@ from adapters.base import (
     Unreadable,
     WebhookRequest,
 )
+from adapters.budget import Bucket, Left
 from adapters.oauth import OAuth
 from adapters.outcome import Outcome
 from adapters.payload import Fields
-from adapters.upkeep import agents, clock, http_date, pages, probe, unless_gone
+from adapters.upkeep import agents, clock, http_date, probe, unless_gone
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
     from adapters.client import Client
-    from adapters.upkeep import Next
 
 _WINDOW = 300  # seconds; the vendor's. Ours may be ahead or behind by as much
 # https://developers.hubspot.com/docs/api-reference/error-handling: how long each limit takes to let calls through
@@ -54,11 +54,8 @@ _POLICIES: Mapping[str, float] = MappingProxyType({"SECONDLY": 1.0, "TEN_SECONDL
 _LOCKED = 2.0  # seconds, at least, before a record that is locked by bulk traffic is asked for again
 _MOVING = 477  # the account moves to another data centre
 _CONTACTS = "/crm/v3/objects/contacts"
-_NOTES = "/crm/v3/objects/notes"
-_OWNERS = "/crm/v3/owners"
-_PAGE = 100
 _SEARCH_PAGE = 200
-_NOTE_TO_CONTACT = 202
+_NOTE_TO_CONTACT, _TASK_TO_CONTACT = 202, 204
 _LAG = timedelta(seconds=120)  # in which search may not show a contact, or show it with an old owner
 
 
@@ -76,6 +73,7 @@ class HubSpot(Adapter):
             Capability.BATCH_READ,
             Capability.NULL_OWNER,
             Capability.NOTES,
+            Capability.TASKS,
             Capability.SWEEP,
             Capability.TEAMS,
             Capability.TEST_LEAD,
@@ -94,7 +92,8 @@ class HubSpot(Adapter):
         replaces=frozenset({"access_token", "client_secret"}),
     )
     missing_is_final_after = 30.0
-    max_batch = _PAGE
+    buckets = reading.BUCKETS
+    max_batch = reading.PAGE
 
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         """``X-HubSpot-Signature-v3``: base64 HMAC-SHA256 of method, address, body and the time's own text."""
@@ -138,6 +137,14 @@ class HubSpot(Adapter):
         policy = data.get("policyName") if status == 429 and isinstance(data, dict) else None
         return _POLICIES.get(policy) if isinstance(policy, str) else None
 
+    def buckets_of(self, credentials: Credentials) -> Sequence[Bucket]:
+        """An app that is installed by OAuth has no daily limit of its own."""
+        return self.buckets[1:] if credentials.parameters.get("auth") == "oauth" else self.buckets
+
+    def left(self, headers: Mapping[str, str], charged: Sequence[Bucket]) -> Mapping[str, Left]:
+        """``X-HubSpot-RateLimit-*``. Answers of searches carry none."""
+        return reading.left_of(headers, charged)
+
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """The token of a private app, or of an installed app by OAuth."""
         token = credentials.secrets.get("access_token")
@@ -149,9 +156,9 @@ class HubSpot(Adapter):
         refs = list(dict.fromkeys(r for r in refs if reading.is_id(r)))
         said = client.credentials.parameters
         wanted = list(dict.fromkeys([*reading.PROPERTIES, *reading.further(said)]))
-        for start in range(0, len(refs), _PAGE):
-            batch = refs[start : start + _PAGE]
-            for row in _batch(client, _CONTACTS, batch, wanted):
+        for start in range(0, len(refs), reading.PAGE):
+            batch = refs[start : start + reading.PAGE]
+            for row in reading.batch(client, _CONTACTS, batch, wanted):
                 lead = reading.lead_of(row, said)
                 if lead.ref in batch:  # asked for by an id from before a merge, the contact may come under its new one
                     found[lead.ref] = lead
@@ -164,26 +171,29 @@ class HubSpot(Adapter):
 
     def find_note(self, client: Client, ref: str, marker: str) -> bool:
         """By the contact's associations, which do not lag as search does; the newest 100 notes are looked at."""
-        path = f"/crm/v4/objects/contacts/{payload.ref(ref)}/associations/notes"
-
-        def read(data: Fields) -> tuple[list[int], Next | None]:
-            ids = [int(reading.record_id(row, "toObjectId")) for row in reading.results(data)]
-            return ids, reading.following(data, path, {"limit": "500"})
-
-        ids = [i for page in pages(_get(client), (path, {"limit": "500"}), read, most=20) for i in page]
-        newest = [str(i) for i in sorted(set(ids))[-_PAGE:]]
-        rows = _batch(client, _NOTES, newest, ["hs_note_body"]) if newest else []
-        return any(marker in html.unescape(row.object("properties").text("hs_note_body") or "") for row in rows)
+        return reading.marked(client, ref, "notes", "hs_note_body", marker)
 
     def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
         """``POST /crm/v3/objects/notes``; its body is HTML."""
-        to = {"associationCategory": "HUBSPOT_DEFINED", "associationTypeId": _NOTE_TO_CONTACT}
-        text = payload.note_html(subject, body)
-        note = {
-            "properties": {"hs_timestamp": reading.stamp(client.now()), "hs_note_body": text},
-            "associations": [{"to": {"id": payload.ref(ref)}, "types": [to]}],
+        note = {"hs_timestamp": reading.stamp(client.now()), "hs_note_body": payload.note_html(subject, body)}
+        client.post("/crm/v3/objects/notes", json=reading.put_on(ref, _NOTE_TO_CONTACT, note))
+
+    def find_task(self, client: Client, ref: str, marker: str) -> bool:
+        """As notes."""
+        return reading.marked(client, ref, "tasks", "hs_task_body", marker)
+
+    def add_task(self, client: Client, ref: str, agent_ref: str, text: str, marker: str, due: datetime) -> None:
+        """``POST /crm/v3/objects/tasks``: a call, of high priority; the marker is its body."""
+        task = {
+            "hs_timestamp": reading.stamp(due),
+            "hs_task_subject": text,
+            "hs_task_body": marker,
+            "hs_task_status": "NOT_STARTED",
+            "hs_task_priority": "HIGH",
+            "hs_task_type": "CALL",
+            "hubspot_owner_id": agent_ref,
         }
-        client.post(_NOTES, json=note)
+        client.post("/crm/v3/objects/tasks", json=reading.put_on(ref, _TASK_TO_CONTACT, task))
 
     def add_test_lead(self, client: Client, name: str, email: str) -> str:
         """``POST /crm/v3/objects/contacts``."""
@@ -200,7 +210,7 @@ class HubSpot(Adapter):
         """Owners, and those archived: deactivated users, whose names are blank."""
         seen: set[str] = set()
         for archived in ("false", "true"):
-            for row in _owners(client, archived):
+            for row in reading.owners(client, archived):
                 agent = reading.agent_of(row, archived == "true")
                 if agent.ref not in seen:
                     seen.add(agent.ref)
@@ -208,13 +218,13 @@ class HubSpot(Adapter):
 
     def list_teams(self, client: Client) -> Iterator[Team]:
         """As the owners name them. The API of teams itself knows user ids only, which are no owners' ids."""
-        yield from reading.teams_of(_owners(client, "false"))
+        yield from reading.teams_of(reading.owners(client, "false"))
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """``GET /crm/v3/owners/{id}``, which shows a deactivated owner only where one asks for the archived."""
         for archived in ("false", "true"):
             query = {"idProperty": "id", "archived": archived}
-            answer = unless_gone(lambda q=query: client.get(f"{_OWNERS}/{payload.ref(ref)}", params=q))  # type: ignore[misc]
+            answer = unless_gone(lambda q=query: client.get(f"{reading.OWNERS}/{payload.ref(ref)}", params=q))  # type: ignore[misc]
             if answer is not None:
                 with answer.reading():
                     return reading.agent_of(Fields(answer.data, strict=False), archived == "true")
@@ -292,27 +302,3 @@ class HubSpot(Adapter):
             *probe("agents", lambda: [agents(sum(a.active for a in self.list_agents(client)))]),
             Finding("hooks", True, "cannot be read with a token; HubSpot lists deliveries in the app's logs"),
         ]
-
-
-def _owners(client: Client, archived: str) -> Iterator[Fields]:
-    base = {"limit": str(_PAGE), "archived": archived}
-
-    def read(data: Fields) -> tuple[list[Fields], Next | None]:
-        return reading.results(data), reading.following(data, _OWNERS, base)
-
-    for page in pages(_get(client), (_OWNERS, base), read):
-        yield from page
-
-
-def _get(client: Client) -> Callable[[str, Mapping[str, str]], Any]:
-    return lambda path, query: client.get(path, params=query)
-
-
-def _batch(client: Client, path: str, refs: Sequence[str], properties: Sequence[str]) -> list[Fields]:
-    """``POST .../batch/read``; 207 where some are missing, which are then absent."""
-    asked = {"properties": properties, "propertiesWithHistory": [], "inputs": [{"id": ref} for ref in refs]}
-    answer = unless_gone(lambda: client.post(f"{path}/batch/read", json=asked, write=False))
-    if answer is None:
-        return []
-    with answer.reading():
-        return reading.results(Fields(answer.data, strict=False))

@@ -1,18 +1,23 @@
-"""What HubSpot sends, in Turnlock's words: events, contacts, owners, pages. Pure; the calls are in ``hubspot.py``."""
+"""What HubSpot sends, in Turnlock's words: events, contacts, owners, pages. and how its lists are read."""
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapters import payload
 from adapters.base import Event, EventKind, Team, Unreadable, WebhookRequest
+from adapters.budget import Bucket, Left, left_by
 from adapters.payload import Fields
-from adapters.upkeep import Next
+from adapters.upkeep import Next, pages, unless_gone
 from routing.model import AgentSeen, Lead
+
+if TYPE_CHECKING:
+    from adapters.client import Client
 
 # https://developers.hubspot.com/docs/api-reference/legacy/webhooks/guide
 KINDS: Mapping[str, EventKind] = MappingProxyType(
@@ -25,6 +30,15 @@ KINDS: Mapping[str, EventKind] = MappingProxyType(
         "privacyDeletion": EventKind.LEAD_DELETED,
     }
 )
+# https://developers.hubspot.com/docs/developer-tooling/platform/usage-guidelines: the smallest plan's, searches apart
+BUCKETS = (
+    Bucket("daily", 250_000, 86400.0, owner=4),
+    Bucket("search", 5, 1.0, frozenset({"POST"}), r"/crm/v3/objects/\w+/search", alone=True),
+    Bucket("burst", 110, 10.0, owner=4, note=1),
+)
+_SAID = "X-HubSpot-RateLimit-"
+OWNERS = "/crm/v3/owners"
+PAGE = 100
 _TYPE = "0-1"  # the objectTypeId of contacts, in subscriptions that are not made for one type of object
 
 # The escapes that are decoded before hashing, and no others (validating-requests, version 3).
@@ -39,6 +53,15 @@ PROPERTIES = (
     "address", "city", "state", "zip", "country", "lifecyclestage", "hubspot_owner_id", "hs_analytics_source",
     "first_conversion_event_name", "recent_conversion_event_name", "hs_language", *_CUSTOM, *_MERGED,
 )  # fmt: skip
+
+
+def left_of(headers: Mapping[str, str], charged: Sequence[Bucket]) -> Mapping[str, Left]:
+    """What an answer says is left, of the day and of the last ten seconds."""
+    said = {
+        "daily": left_by(headers, _SAID + "Daily-Remaining", _SAID + "Daily"),
+        "burst": left_by(headers, _SAID + "Remaining", _SAID + "Max"),
+    }
+    return {bucket.name: left for bucket in charged if (left := said.get(bucket.name)) is not None}
 
 
 def signed_text(request: WebhookRequest, signed_at: str) -> bytes:
@@ -187,3 +210,49 @@ def following(data: Fields, path: str, query: Mapping[str, str]) -> Next | None:
     """The next page by ``paging.next.after``; ``link`` is not followed."""
     after = data.object("paging").object("next").text("after")
     return (path, {**query, "after": after}) if after else None
+
+
+def owners(client: Client, archived: str) -> Iterator[Fields]:
+    """All owners, or all that are archived."""
+    base = {"limit": str(PAGE), "archived": archived}
+
+    def read(data: Fields) -> tuple[list[Fields], Next | None]:
+        return results(data), following(data, OWNERS, base)
+
+    for page in pages(getter(client), (OWNERS, base), read):
+        yield from page
+
+
+def getter(client: Client) -> Callable[[str, Mapping[str, str]], Any]:
+    """How :func:`adapters.upkeep.pages` reads."""
+    return lambda path, query: client.get(path, params=query)
+
+
+def batch(client: Client, path: str, refs: Sequence[str], properties: Sequence[str]) -> list[Fields]:
+    """``POST .../batch/read``; 207 where some are missing, which are then absent."""
+    asked = {"properties": properties, "propertiesWithHistory": [], "inputs": [{"id": ref} for ref in refs]}
+    answer = unless_gone(lambda: client.post(f"{path}/batch/read", json=asked, write=False))
+    if answer is None:
+        return []
+    with answer.reading():
+        return results(Fields(answer.data, strict=False))
+
+
+def marked(client: Client, ref: str, kind: str, name: str, marker: str) -> bool:
+    """Whether one of the newest 100 notes or tasks (`kind`) of a contact holds `marker` in this property."""
+    path = f"/crm/v4/objects/contacts/{payload.ref(ref)}/associations/{kind}"
+
+    def read(data: Fields) -> tuple[list[int], Next | None]:
+        ids = [int(record_id(row, "toObjectId")) for row in results(data)]
+        return ids, following(data, path, {"limit": "500"})
+
+    ids = [i for page in pages(getter(client), (path, {"limit": "500"}), read, most=20) for i in page]
+    newest = [str(i) for i in sorted(set(ids))[-PAGE:]]
+    rows = batch(client, f"/crm/v3/objects/{kind}", newest, [name]) if newest else []
+    return any(marker in html.unescape(row.object("properties").text(name) or "") for row in rows)
+
+
+def put_on(ref: str, association: int, properties: Mapping[str, str]) -> dict[str, Any]:
+    """The body that makes an object of these properties on a contact."""
+    types = [{"associationCategory": "HUBSPOT_DEFINED", "associationTypeId": association}]
+    return {"properties": properties, "associations": [{"to": {"id": payload.ref(ref)}, "types": types}]}

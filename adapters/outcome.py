@@ -50,6 +50,7 @@ class Fault(StrEnum):
     UNREADABLE = "unreadable"
     TOO_BIG = "too_big"
     FOREIGN = "foreign"  # the CRM's answer points to an address of another origin
+    BUDGET = "budget"  # our part of what the CRM lets an account call is used up; nothing was sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,12 @@ _FAULTS: Mapping[Fault, Verdict] = MappingProxyType(
         Fault.UNREADABLE: _MEANINGS[Outcome.ANSWER_UNREADABLE],
         Fault.TOO_BIG: _MEANINGS[Outcome.ANSWER_UNREADABLE],
         Fault.FOREIGN: _MEANINGS[Outcome.REDIRECTED],
+        Fault.BUDGET: Verdict(
+            Outcome.WAIT,
+            Who.NOBODY,
+            "What the CRM lets this account call is used up for the moment. Turnlock goes on as soon as it may.",
+            "not sent: the account's bucket is empty until then",
+        ),
     }
 )
 

@@ -84,7 +84,7 @@ class Pipedrive(Adapter):
         basic=True,
     )
     missing_is_final_after = 30.0
-    note_pace = 0.5  # seconds; the smallest plan allows a token 20 calls in 2 s, which owners need first
+    buckets = api.BUCKETS
 
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         """HTTP Basic with the hook's password. Compared encoded, so that there is one spelling of it."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from adapters import payload, upkeep
 from adapters import pipedrive_reading as reading
 from adapters.base import Hook, Unreadable
+from adapters.budget import Bucket
 from adapters.outcome import CrmError, Fault, Outcome
 from adapters.payload import Fields
 
@@ -21,6 +22,9 @@ USERS = "/api/v1/users"
 HOOKS = "/api/v1/webhooks"
 HOOK_USER = "turnlock"
 PAGE = "100"  # of at most 500, so that a page with many custom fields stays under the limit of an answer
+
+# The smallest plan's for an API token. The day's tokens are the whole company's: their end is met, not counted.
+BUCKETS = (Bucket("burst", 20, 2.0, owner=4, note=1),)
 
 T = TypeVar("T")
 

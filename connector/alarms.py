@@ -10,6 +10,9 @@ from sqlalchemy.dialects.postgresql import insert
 from connector.database import new_id
 from connector.tables import alarms
 
+#: Of a flag's shadow that failed while it decided; its subject is the flag.
+SHADOW_ERRORS = "shadow_errors"
+
 
 def open_alarm(conn: sa.Connection, tenant_id: UUID, kind: str, subject: str, text: str) -> None:
     """Open an alarm, or count once more the one that is open. `text` names the fix and holds no personal data."""

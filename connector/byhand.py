@@ -19,7 +19,7 @@ from connector.runtime import Runtime, Tenant
 from connector.tables import deliveries, events
 from connector.writeback import Sender
 from routing import tables as t
-from routing.model import Reason
+from routing.model import TELLING, Reason
 
 _CLOCK = sa.func.clock_timestamp()
 _LOOK = 0.05  # seconds between looks at what another process may be doing
@@ -87,7 +87,8 @@ def route(runtime: Runtime, tenant: Tenant, ref: str, lead_id: UUID | None, *, p
             break
         if not busy:
             time.sleep(_LOOK)
-    sender.run(tenant_id, ("note",))  # the agent's note, unless others stand before it: a worker sends those in time
+    for kind in TELLING:  # unless others stand before them: a worker sends those in time
+        sender.run(tenant_id, (kind,))
     if row.state == "parked":
         raise TurnlockError(f"lead {ref!r} is {event_text('parked', row.reason)} ({event_id})")
     if row.lead_id is None or row.reason == Reason.GONE.value:
@@ -101,7 +102,9 @@ def _under_way(conn: sa.Connection, tenant_id: UUID, event_id: UUID, lead_id: UU
         return None
     e, o = events.c, t.outbox.c
     due = sa.union_all(
-        sa.select(o.due_at).where(o.tenant_id == tenant_id, o.lead_id == lead_id, o.kind != "note", o.state == "open"),
+        sa.select(o.due_at).where(
+            o.tenant_id == tenant_id, o.lead_id == lead_id, o.kind.not_in(TELLING), o.state == "open"
+        ),
         sa.select(e.due_at).where(
             e.tenant_id == tenant_id,
             e.lead_id == lead_id,

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.base import Capability
-from adapters.outcome import CrmError, Outcome
+from adapters.outcome import CrmError, Fault, Outcome
 from connector import breaker, erase, fairness, inbox, log, oauth, subscribing, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
@@ -74,7 +74,7 @@ def _run_chore(runtime: Runtime, tenant_id: UUID, lease: UUID) -> bool:
         if row is None:
             return False
         tenant = runtime.tenant(conn, tenant_id)
-        wait = breaker.breaker_wait(conn, tenant_id) if row.kind in _ASK_THE_CRM else 0.0
+        wait, probe = breaker.admit(conn, tenant_id) if row.kind in _ASK_THE_CRM else (0.0, None)
         if wait > 0:
             work.end_chore(conn, tenant_id, lease, row.kind, wanted=row.wanted, again=wait, error="crm_paused")
             return True
@@ -88,7 +88,7 @@ def _run_chore(runtime: Runtime, tenant_id: UUID, lease: UUID) -> bool:
         again = max(failed.retry_after or 0.0, 60.0)
         _log.warning("chore waits for the crm", tenant=tenant.name, chore=row.kind, outcome=failed.outcome.value)
         with unit(runtime.engine) as (conn, _):
-            if failed.outcome is Outcome.WAIT:
+            if failed.outcome is Outcome.WAIT and failed.fault is not Fault.BUDGET:
                 seconds = failed.retry_after or 1.0
                 breaker.shut_breaker(conn, tenant_id, seconds=seconds, reason="crm_asked_to_wait")
             refused = failed.outcome is Outcome.REAUTHORISE and row.kind != "tokens"
@@ -107,6 +107,10 @@ def _run_chore(runtime: Runtime, tenant_id: UUID, lease: UUID) -> bool:
     for last in (False, False, False, True):
         try:
             with unit(runtime.engine) as (conn, _):
+                if probe is not None and error is None:
+                    breaker.passed(conn, tenant_id, probe)
+                elif probe is not None:
+                    breaker.end_probe(conn, tenant_id, probe)
                 work.end_chore(
                     conn, tenant_id, lease, row.kind, wanted=row.wanted, again=again, cursor=cursor, error=error
                 )

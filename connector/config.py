@@ -148,6 +148,7 @@ def export(config: Config, agents: Iterable[KnownAgent]) -> str:
         out["returns"] = {"per_day": config.returns_per_day}
     if config.settle != SettleTimes():
         out["settle"] = config.settle.as_json()
+    out |= config.wording.as_json()
     if config.agents:
         named = sorted((word(agent_id), facts) for agent_id, facts in config.agents.items())
         out["agents"] = {name: _facts(facts) for name, facts in named}
@@ -262,6 +263,7 @@ def digest(config: Config) -> bytes:
         meaning["returns"] = config.returns_per_day
     if config.settle != SettleTimes():
         meaning["settle"] = config.settle.as_json()
+    meaning |= config.wording.as_json()
     canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"), default=dict)
     return hashlib.sha256(canonical.encode("ascii")).digest()
 

@@ -28,6 +28,7 @@ from connector.config_model import (
 )
 from connector.config_yaml import ConfigProblem, Node, place, read, typed
 from connector.schema_words import Path, faults, nearest, one_of, show
+from connector.wording import LANGUAGES, OF_A_TASK, PLACEHOLDERS, Wording, wording_of, wrong_in
 from routing.absence import parse_holidays, parse_leave
 from routing.clocks import known_zone
 from routing.conditions import compile_condition, in_zone
@@ -90,7 +91,11 @@ def _is_typed(path: Path, key: str, siblings: Mapping[str, Node]) -> bool:
         return kind is not None and kind.slots != (TEXTS,) and key not in ("field", "zone", "contains", "starts_with")
     if path[0] == "agents" and path[2:] == ("caps",):
         return key in CAPS
-    return key in ("unclaimed", "weight", "per_day") or path == ("settle", "sources") or (*path, key) == _DEFAULT
+    return (
+        key in ("unclaimed", "weight", "per_day", "within_minutes")
+        or path == ("settle", "sources")
+        or (*path, key) == _DEFAULT
+    )
 
 
 def _plain(node: Node, path: Path, as_typed: bool = False) -> Any:
@@ -165,6 +170,7 @@ class Builder:
             closed_stages=CLOSED_STAGES if closed is None else tuple(stages[low] for low in sorted(stages)),
             returns_per_day=_whole(_items(self.raw.get("returns")).get("per_day"), RETURNS_PER_DAY),
             settle=self._settle(_items(self.raw.get("settle"))),
+            wording=self._wording(_items(self.raw.get("note")), _items(self.raw.get("task"))),
             agents=MappingProxyType(agents),
             queues=tuple(sorted(queues, key=lambda queue: queue.name)),
             rules=tuple(rules),
@@ -236,6 +242,18 @@ class Builder:
                 what = f'means the same source as "{before[:100]}" (case and accents do not count)'
                 self.problem(("settle", "sources", name), what, "keep one of the two", of_key=True)
         return SettleTimes(_whole(raw.get("default"), 0), MappingProxyType(sources))
+
+    def _wording(self, note: dict[str, Any], task: dict[str, Any]) -> Wording:
+        if task and Capability.TASKS not in self.capabilities:
+            self.problem(("task",), "this CRM has no tasks that Turnlock can make", "remove it", of_key=True)
+        places = (("note", "subject", note), ("note", "text", note), ("task", "text", task))
+        for above, key, given in places:
+            known = PLACEHOLDERS + (OF_A_TASK if above == "task" else ())
+            if isinstance(template := given.get(key), str):
+                for what, name, fix in wrong_in(template, known):
+                    self.problem((above, key), what, self.hint(name, known, fix) if name else fix)
+        said = {"language": self.raw.get("language", "en"), "note": note, "task": task}
+        return wording_of(said) if said["language"] in LANGUAGES else Wording()
 
     def _agents(self, raw: dict[str, Any]) -> Iterator[tuple[UUID, AgentFacts]]:
         seen: dict[UUID, str] = {}

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
+from connector.wording import Wording
 from routing.model import (
     Caps,
     Holidays,
@@ -125,6 +126,7 @@ class Config:
     closed_stages: tuple[str, ...] = CLOSED_STAGES
     returns_per_day: int = RETURNS_PER_DAY
     settle: SettleTimes = field(default_factory=SettleTimes)
+    wording: Wording = field(default_factory=Wording)
     agents: Mapping[UUID, AgentFacts] = field(default_factory=lambda: MappingProxyType({}))
     queues: tuple[QueueConfig, ...] = ()
     rules: tuple[RuleConfig, ...] = ()

@@ -19,6 +19,7 @@ from connector.database import new_id, unit
 from connector.errors import NotFound, TurnlockError
 from connector.runtime import Runtime, Tenant
 from connector.tables import config_versions
+from connector.wording import Wording
 from routing import rotation, saving, store, stored
 from routing import tables as t
 from routing.conditions import in_zone
@@ -181,6 +182,8 @@ def carry_out(
         values["returns_per_day"] = config.returns_per_day
     if Flag.SETTLE in stages:
         values["settle"] = config.settle.as_json()
+    if runtime.keeps_wording(conn):
+        values["wording"] = config.wording.as_json()
     conn.execute(sa.update(t.tenants).where(c.tenant_id == tenant_id).values(**values))
     work.want(conn, tenant_id, "held")
     work.want(conn, tenant_id, "sweep")
@@ -227,6 +230,8 @@ def _refuse_beyond_schema(runtime: Runtime, conn: sa.Connection, config: Config)
         Flag.SETTLE: bool(config.settle),
     }
     missing = [flag.value for flag, needed in needs.items() if needed and flag not in stages]
+    if config.wording != Wording() and not runtime.keeps_wording(conn):
+        missing.append("language, note or task")
     if missing:
         raise TurnlockError(
             f"this configuration uses {', '.join(missing)}, which the database lacks; run `turnlock migrate`"

@@ -117,7 +117,8 @@ def at_once(
     """
     if engine.get_execution_options().get("turnlock_pooled"):
         with unit(engine) as (conn, _):  # a pooler's connection has no settings of ours
-            return conn.execute(statement, values).all()
+            result = conn.execute(statement, values)
+            return result.all() if result.returns_rows else []
     for last in (False, True) if repeat else (True,):
         held = None
         try:

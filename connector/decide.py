@@ -16,7 +16,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from adapters.outcome import CrmError, Outcome
+from adapters.outcome import CrmError, Fault, Outcome
 from connector import breaker, inbox, log, oauth, settle, work
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
@@ -101,15 +101,18 @@ class Decider:
 
     def _decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
         with at_rest(self._runtime.engine) as conn:
-            tenant, wait = self._runtime.tenant_and_wait(conn, tenant_id)
+            tenant, left = self._runtime.tenant_and_wait(conn, tenant_id)
+            wait, probe = breaker.admitted(conn, tenant_id, left)
         if wait > 0:
             self._return(tenant, lease, [row.event_id for row in rows], after=wait, reason="crm_paused")
             return
+        passed = False
         try:
             if tenant.is_app:
                 split(self._runtime, tenant, lease, rows)
             else:
                 self._see_through(tenant, lease, rows)
+            passed = True
         except CrmError as error:
             self._crm_failed(tenant, lease, rows, error)
         except SQLAlchemyError as error:
@@ -118,6 +121,12 @@ class Decider:
             self._failed(tenant, lease, rows, error)
         except Exception as error:  # noqa: BLE001 - an event must never take its worker down with it
             self._failed(tenant, lease, rows, error)
+        if probe is not None:
+            with unit(self._runtime.engine) as (conn, _):
+                if passed:
+                    breaker.passed(conn, tenant_id, probe)
+                else:
+                    breaker.end_probe(conn, tenant_id, probe)
 
     def _see_through(self, tenant: Tenant, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
         client = oauth.client(self._runtime, tenant)
@@ -307,8 +316,11 @@ class Decider:
         claims = max(row.claims for row in rows)
         backoff = min(2.0 ** min(claims - 1, 6), 60.0) * random.uniform(0.75, 1.25)  # noqa: S311 - jitter
         after = max(after * random.uniform(1.0, 1.1), 0.5 if after else backoff)  # noqa: S311 - never before Retry-After
-        _log.warning("crm not read", tenant=tenant.name, outcome=error.outcome.value, status=error.status)
         ids = [row.event_id for row in rows]
+        if error.fault is Fault.BUDGET:  # nothing was sent
+            self._return(tenant, lease, ids, after=error.retry_after or 0.0, reason="crm_limit")
+            return
+        _log.warning("crm not read", tenant=tenant.name, outcome=error.outcome.value, status=error.status)
         with unit(self._runtime.engine) as (conn, _):
             if error.outcome is Outcome.WAIT:
                 breaker.shut_breaker(conn, tenant.tenant_id, seconds=after, reason="crm_asked_to_wait")

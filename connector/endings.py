@@ -32,13 +32,16 @@ _SUPERSEDED_IN_A_ROW = 3
 def confirm(runtime: Runtime, job: Job, lead: Lead) -> None:
     """The CRM holds our agent, whoever put them there. Orders the note, then the collaborators."""
     row, tenant_id = job.row, job.tenant.tenant_id
-    role = Role(row.role)
+    role, c = Role(row.role), t.tenants.c
     with unit(runtime.engine) as (conn, now):
+        tasks = Capability.TASKS in job.adapter.capabilities and runtime.keeps_wording(conn)
         store.lock_leads(conn, tenant_id, [row.lead_id])
         if not work.end_outbox(conn, tenant_id, job.lease, row.outbox_id, state="confirmed", sent=True):
             return
         with pipelined(conn):
             _confirmed(conn, job, role, now)
+            if role is Role.OWNER and tasks:
+                _order(conn, job, "task", sa.exists().where(c.tenant_id == tenant_id, c.wording.has_key("task")))
         capabilities = job.adapter.capabilities
         if role is Role.OWNER and Capability.COLLABORATORS in capabilities:
             plan = runtime.plan(conn, store.tenant_row(conn, tenant_id))
@@ -78,18 +81,25 @@ def _confirmed(conn: sa.Connection, job: Job, role: Role, now: datetime) -> None
         .values(refusals=0, refused_at=None)
     )
     if role is Role.OWNER and Capability.NOTES in job.adapter.capabilities:
-        conn.execute(
-            sa.insert(t.outbox).values(
-                tenant_id=tenant_id,
-                outbox_id=new_id(),
-                lead_id=row.lead_id,
-                role=role.value,
-                epoch=row.epoch,
-                kind="note",
-                decision_id=row.decision_id,
-                agent_id=row.agent_id,
-            )
-        )
+        _order(conn, job, "note", sa.true())
+
+
+def _order(conn: sa.Connection, job: Job, kind: str, wanted: sa.ColumnElement[bool]) -> None:
+    """Order what tells the agent of the lead, where it is `wanted`."""
+    row = job.row
+    values = {
+        "tenant_id": job.tenant.tenant_id,
+        "outbox_id": new_id(),
+        "lead_id": row.lead_id,
+        "role": row.role,
+        "epoch": row.epoch,
+        "kind": kind,
+        "decision_id": row.decision_id,
+        "agent_id": row.agent_id,
+    }
+    of = t.outbox.c
+    given = sa.select(*(sa.literal(value, of[name].type) for name, value in values.items())).where(wanted)
+    conn.execute(sa.insert(t.outbox).from_select(list(values), given))
 
 
 def supersede(runtime: Runtime, job: Job, owner_ref: str | None, *, sent: bool) -> None:

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from connector import work
+from connector.alarms import SHADOW_ERRORS, close_alarm
 from connector.configuration import has_ledger, reweight, start_line
 from connector.database import unit
 from connector.errors import TurnlockError
@@ -161,6 +162,8 @@ def switch(
             )
         )
         conn.execute(sa.update(t.tenants).where(c.tenant_id == tenant_id).values(flag_version=version + 1))
+        if wanted.mode is Mode.ON:  # by a clean run or with a reason: whoever had to hear of its shadow has
+            close_alarm(conn, tenant_id, SHADOW_ERRORS, flag.value)
         if runtime.shadows(conn):
             if begins or not shadowing:
                 staging.drop_lines(conn, tenant_id, flag)

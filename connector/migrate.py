@@ -30,9 +30,10 @@ STAGES = {
     Flag.SETTLE: "0010_settle",
 }
 #: Revisions that bring no capability of their own: for showing and keeping, for shadows and flags that are on for some
-#: leads, for connecting, for telling more.
+#: leads, for connecting, for telling more, for what CRMs let an account call, for agents' eyes.
 WHY, SHADOW, OAUTH, TELLING = "0011_why", "0012_shadow", "0013_oauth", "0014_telling"
-EXTRAS = (WHY, SHADOW, OAUTH, TELLING)
+LIMITS, WORDING = "0015_limits", "0016_wording"
+EXTRAS = (WHY, SHADOW, OAUTH, TELLING, LIMITS, WORDING)
 _LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
 _TRIES = 8
 

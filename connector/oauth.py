@@ -306,7 +306,9 @@ def _grant(runtime: Runtime, tenant: Tenant, tokens: Tokens) -> None:
         for alarm in (_ALARM, "crm_refuses_us"):
             close_alarm(conn, tenant_id, alarm)
         b = breakers.c  # the pause of a CRM that refused us is over
-        conn.execute(sa.delete(breakers).where(b.tenant_id == tenant_id, b.lane == "all", b.reason == "reauthorise"))
+        conn.execute(
+            sa.delete(breakers).where(b.tenant_id == tenant_id, b.lane == "all", b.reason.endswith("reauthorise"))
+        )
         for kind in ("tokens", "agents"):
             work.want(conn, tenant_id, kind)
     runtime.forget_secrets()

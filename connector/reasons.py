@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapters.outcome import CrmError, Fault, Outcome, verdict
-from routing.model import Reason, Skip
+from routing.model import TELLING, Reason, Skip
 
 _REASONS = {reason.value: reason for reason in Reason}
 _SKIPS = {skip.value: skip for skip in Skip}
@@ -68,8 +68,8 @@ def event_text(state: str, reason: str | None) -> str:
 def write_text(kind: str, state: str, reason: str | None) -> str:
     """What became of a write, with the CRM's cause where it has one."""
     cause = _WRITE_REASON.get(reason or "") or _crm_text(reason)
-    note = kind == "note" and state == "confirmed"
-    text = "the note is on the lead" if note else _WRITE_STATE.get(state, state)
+    told = kind in TELLING and state == "confirmed"
+    text = f"the {kind} is on the lead" if told else _WRITE_STATE.get(state, state)
     return f"{text}; {cause}" if cause else text
 
 

@@ -22,7 +22,8 @@ from connector.breaker import breaker_left
 from connector.busy import BusyQueues
 from connector.database import DatabaseClock
 from connector.errors import UnknownTenant
-from connector.migrate import SHADOW, TELLING, WHY, reaches, stages
+from connector.limits import Limits, TenantGate
+from connector.migrate import LIMITS, SHADOW, TELLING, WHY, WORDING, reaches, stages
 from connector.settings import Settings
 from connector.storing import Storing
 from connector.tables import oauth_grants, secrets
@@ -101,6 +102,7 @@ class Runtime:
         self.wake = Wake()
         self.busy = BusyQueues()
         self.life = Life()
+        self.limits = Limits(engine, self.life)
         self.storing = Storing(engine, self.wake)
         self.abandoned = Abandoned()
         # What time it is. No part of a running Turnlock asks the computer it runs on.
@@ -152,6 +154,14 @@ class Runtime:
             self._reached.add(revision)  # revisions only add
         return revision in self._reached
 
+    def keeps_limits(self, conn: sa.Connection) -> bool:
+        """Whether the database has the buckets of calls."""
+        return self._reaches(conn, LIMITS)
+
+    def keeps_wording(self, conn: sa.Connection) -> bool:
+        """Whether the database has what agents read, and tasks."""
+        return self._reaches(conn, WORDING)
+
     def settings_at(self, conn: sa.Connection, tenant_id: UUID, version: int) -> Mapping[Flag, Stage]:
         """The flags' settings at a flag version, read once per process: they never change. Empty when none is kept."""
         found = self._settings.get((tenant_id, version))
@@ -184,13 +194,13 @@ class Runtime:
         """The active tenant of this name. Raises :class:`UnknownTenant` that lists the names there are."""
         return self._one(conn, tenants.c.name == name, name)
 
-    def tenant_and_wait(self, conn: sa.Connection, tenant_id: UUID) -> tuple[Tenant, float]:
-        """The tenant with this id, and for how many seconds its CRM must not be called."""
+    def tenant_and_wait(self, conn: sa.Connection, tenant_id: UUID) -> tuple[Tenant, float | None]:
+        """The tenant with this id, and for how long its CRM must not be called: :func:`breaker.breaker_left`."""
         c = tenants.c
         row = conn.execute(
             sa.select(*self._columns(conn), breaker_left(tenant_id).label("wait")).where(c.tenant_id == tenant_id)
         ).one()
-        return Tenant(*row[:-1]), max(0.0, float(row.wait or 0))
+        return Tenant(*row[:-1]), row.wait
 
     def found(self, conn: sa.Connection, tenant_id: UUID) -> Tenant | None:
         """The tenant with this id, or None."""
@@ -261,6 +271,7 @@ class Runtime:
             refine=adapter.refine,
             asks_to_wait=adapter.asks_to_wait,
             words=adapter.words,
+            gate=self._gate(conn, tenant, credentials, address),
         )
         kept[tenant.tenant_id] = _Kept(said, base_url, client, time.monotonic())
         return client
@@ -269,6 +280,12 @@ class Runtime:
         """The access token of this thread's client for the tenant."""
         kept: dict[UUID, _Kept] = self._local.__dict__.get("clients", {})
         return kept[tenant_id].client.credentials.secrets.get("access_token") if tenant_id in kept else None
+
+    def _gate(self, conn: sa.Connection, tenant: Tenant, credentials: Credentials, address: str) -> TenantGate | None:
+        if not self.keeps_limits(conn):
+            return None
+        at_home = address == tenant.adapter.default_base_url
+        return self.limits.gate(tenant.tenant_id, tenant.adapter, credentials, at_home=at_home)
 
     def _granted(self, conn: sa.Connection, tenant: Tenant) -> tuple[str, str | None]:
         """The access token that the account granted, and the address it comes with.

@@ -15,13 +15,16 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from connector import log
+from connector.alarms import SHADOW_ERRORS, open_alarm
 from connector.database import is_contention, is_outage
 from connector.lanes import Watch
+from connector.tables import alarms
 from routing import staging, store
 from routing.decide import Bench, Case, Decision, NeedQueues, Outcome, Plan
 from routing.model import Flag, Role
 from routing.saving import Decided
 from routing.shadow import compare, flat, follow, skip_of
+from routing.tables_shadow import shadow_records
 
 _log = log.get("shadow")
 
@@ -178,11 +181,39 @@ class Beside:
                     used = {row.get("queue_id") for row in self._rows if row["seq"] == 0}
                 lines = {queue_id: line for queue_id, line in bench.lines.items() if queue_id in used}
                 staging.save_lines(self._conn, self._tenant_id, self.flag, lines)
+            if self._rows and not failed:
+                self._clean()
 
+        failed = any(row["verdict"] == "error" for row in self._rows)
         if self._rows and not self._guarded(write):
+            failed = True
             keys = ("tenant_id", "flag", "run", "lead_id", "role", "seq", "decided_at")
             lost = [{key: row[key] for key in keys} | {"verdict": "error", "why": self._fault} for row in self._rows]
             self._guarded(lambda: staging.save_records(self._conn, lost))
+        if failed:
+            self._guarded(self._tell)
+
+    def _tell(self) -> None:
+        """Open the alarm, or bring its count up to date."""
+        times = self._conn.execute(sa.select(sa.func.count()).where(*self._errors())).scalar_one()
+        text = (
+            f"the shadow of {self.flag.value} failed {times} time(s) in its present run, so the flag cannot be on; "
+            "see `turnlock shadow TENANT --differences`, mend the cause, then begin anew with off and shadow"
+        )
+        open_alarm(self._conn, self._tenant_id, SHADOW_ERRORS, self.flag.value, text)
+
+    def _clean(self) -> None:
+        """Close the alarm of an earlier run once this one has decided and never failed."""
+        a = alarms.c
+        here = sa.and_(a.tenant_id == self._tenant_id, a.kind == SHADOW_ERRORS, a.subject == self.flag.value)
+        clean = ~sa.exists().where(*self._errors())
+        query = sa.update(alarms).where(here, a.closed_at.is_(None), clean)
+        self._conn.execute(query.values(closed_at=sa.func.clock_timestamp()))
+
+    def _errors(self) -> tuple[sa.ColumnElement[bool], ...]:
+        r = shadow_records.c
+        of_run = (r.tenant_id == self._tenant_id, r.flag == self.flag.value, r.run == self._watch.run)
+        return (*of_run, r.verdict == "error")
 
     def _guarded(self, work: Callable[[], None]) -> bool:
         """Run `work` in a savepoint; whether it went well. What speaks of the server, or of a lost race, is raised."""

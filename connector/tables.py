@@ -165,6 +165,20 @@ breakers = sa.Table(
     sa.CheckConstraint("lane IN ('all', 'note')", name="lane"),
 )
 
+# What was lately taken of each bucket of calls that a CRM lets an account make: how many in each slot of its window,
+# and how many others of the account took besides, by the CRM's word.
+buckets = sa.Table(
+    "buckets",
+    metadata,
+    _tenant(),
+    _ref("bucket"),
+    sa.Column("slots", sa.ARRAY(sa.BigInteger), nullable=False, server_default=sa.text("'{}'")),
+    sa.Column("counts", sa.ARRAY(sa.Integer), nullable=False, server_default=sa.text("'{}'")),
+    sa.Column("others", sa.Integer, nullable=False, server_default=sa.text("0")),
+    _time("others_until", nullable=True),
+    sa.PrimaryKeyConstraint("tenant_id", "bucket"),
+)
+
 config_versions = sa.Table(
     "config_versions",
     metadata,

@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from adapters import registry
-from adapters.base import Capability, Finding, Subscribed
+from adapters.base import Capability, Credentials, Finding, Subscribed
 from adapters.outcome import CrmError
-from connector import apps, chores, flags, manifest, oauth, subscribing
+from connector import apps, breaker, chores, flags, manifest, oauth, subscribing
+from connector.buckets import spent
 from connector.database import at_rest, new_id, unit
 from connector.errors import SettingsError, TurnlockError
 from connector.hooks import OLD_SECRET_LIVES, hook_url, new_hook, set_secret, store_secret
@@ -232,8 +233,9 @@ def check(runtime: Runtime, tenant: Tenant) -> list[Finding]:
         return [Finding("connection", False, str(error.status or error.outcome), error.text)]
     found = tenant.adapter.check(client, url)
     # Where hooks cannot be looked at, only what they sent shows whether they stand.
-    unseen = Capability.WEBHOOK_API not in tenant.adapter.capabilities
-    return [*found, _deliveries(runtime, tenant)] if unseen else found
+    if Capability.WEBHOOK_API not in tenant.adapter.capabilities:
+        found.append(_deliveries(runtime, tenant))
+    return [*found, *_limits(runtime, tenant, client.credentials)]
 
 
 def _deliveries(runtime: Runtime, tenant: Tenant) -> Finding:
@@ -246,6 +248,20 @@ def _deliveries(runtime: Runtime, tenant: Tenant) -> Finding:
         return Finding("deliveries", True, "none yet")
     minutes = int(seconds) // 60
     return Finding("deliveries", True, f"the last came {minutes} min ago" if minutes else "the last came just now")
+
+
+def _limits(runtime: Runtime, tenant: Tenant, credentials: Credentials) -> list[Finding]:
+    """What the CRM lets the account call and what of it was taken lately; a pause that it asked for."""
+    table = {bucket.name: bucket for bucket in tenant.adapter.buckets_of(credentials)}
+    with at_rest(runtime.engine) as conn:
+        shut = breaker.pauses(conn, tenant.tenant_id)
+        taken = spent(conn, tenant.tenant_id, table) if runtime.keeps_limits(conn) else {}
+    found = [Finding("pause", True, f"{lane} until {until:%H:%M:%S} UTC: {why}") for lane, until, why in shut]
+    for name, bucket in table.items():
+        ours, others = taken.get(name, (0, 0))
+        what = f"{bucket.limit} in {bucket.window:g} s; counted lately: {ours}, and {others} by others of the account"
+        found.append(Finding(f"limit {name}", True, what))
+    return found
 
 
 def set_sending(runtime: Runtime, tenant: Tenant, sending: bool) -> None:

@@ -24,7 +24,7 @@ from connector.tables import alarms, deliveries, events
 from routing import kin, store
 from routing import tables as t
 from routing.decide import Plan, QueueState, Waiting
-from routing.model import Agent, Flag, Load, Role
+from routing.model import TELLING, Agent, Flag, Load, Role
 from routing.skips import quiet_until, unavailable
 
 # Leads that one free agent is asked about at once: each is read from the CRM, and a cap may end it after the first.
@@ -238,7 +238,9 @@ def _writes_due(conn: sa.Connection, tenant_id: UUID) -> int:
     o = t.outbox.c
     due = (
         sa.select(o.outbox_id)
-        .where(o.tenant_id == tenant_id, o.state == "open", o.kind != "note", o.due_at <= sa.func.clock_timestamp())
+        .where(
+            o.tenant_id == tenant_id, o.state == "open", o.kind.not_in(TELLING), o.due_at <= sa.func.clock_timestamp()
+        )
         .limit(BACKLOG + 1)
     )
     return int(conn.execute(sa.select(sa.func.count()).select_from(due.subquery())).scalar_one())

@@ -19,6 +19,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from connector.alive import free
 from connector.tables import breakers, chores, events
+from routing.model import TELLING
 from routing.tables import lead_roles, outbox, tenants
 
 # Longer than the hard deadline of the work: a decider reads from the CRM in one call per batch (10 s each) and waits
@@ -57,8 +58,8 @@ def due_tenants(conn: sa.Connection, living: Sequence[str] | None = None) -> lis
     query = sa.select(
         tenants.c.tenant_id,
         due(events, e.state == "waiting").label("events"),
-        sends(("all",), o.kind != "note").label("writes"),
-        sends(("all", "note"), o.kind == "note").label("notes"),
+        sends(("all",), o.kind.not_in(TELLING)).label("writes"),
+        sends(("all", "note"), o.kind.in_(TELLING)).label("notes"),
         due(chores, c.kind.is_not(None)).label("chores"),
     ).where(tenants.c.status == "active")
     return [
@@ -108,7 +109,7 @@ def claim_outbox(
         earlier.c.role == o.c.role,
         earlier.c.epoch < o.c.epoch,
         earlier.c.state.in_(("open", "parked")),
-        sa.or_(earlier.c.kind != "note", o.c.kind == "note"),
+        sa.or_(earlier.c.kind.not_in(TELLING), o.c.kind.in_(TELLING)),
     )
     # Locked until the claim is written; a row that another worker is claiming is skipped, for that one will send it.
     chosen = (
@@ -252,7 +253,7 @@ def has_open_write(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UU
                 o.tenant_id == tenant_id,
                 o.lead_id == sa.any_(sa.cast(list(lead_ids), sa.ARRAY(sa.Uuid))),
                 o.state.in_(("open", "parked")),
-                o.kind != "note",
+                o.kind.not_in(TELLING),
             )
         ).scalars()
     )

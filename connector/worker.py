@@ -21,13 +21,16 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from adapters.budget import Lane
 from connector import inbox, log, work
 from connector.chores import run_chore
 from connector.database import is_outage, unit
 from connector.decide import Decider
+from connector.limits import lane
 from connector.runtime import Runtime
 from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS
 from connector.writeback import Sender
+from routing.model import TELLING
 from routing.saving import Ordered
 
 # The net under lost wakes, and what makes rows due by time alone start: half a second late at most.
@@ -261,6 +264,7 @@ class Worker:
             self._stopping.wait(1.0)
 
     def _decide(self) -> None:
+        lane.set(Lane.OWNERS)
         decider = Decider(self._runtime, self._hand_over, self._free_senders)
 
         def step() -> None:
@@ -323,8 +327,9 @@ class Worker:
             kind, tenant_id = taken
             more = True
             try:
-                kinds = ("owner", "collaborator") if kind == OWNERS else ("note",)
-                more = sender.run(tenant_id, kinds) > 0
+                # A note and a task: each has limits of its own, so that neither waits for the other.
+                kinds = [("owner", "collaborator")] if kind == OWNERS else [(one,) for one in TELLING]
+                more = sum(sender.run(tenant_id, one) for one in kinds) > 0
             finally:
                 self._board.done(kind, tenant_id, more=more)
 
@@ -361,7 +366,7 @@ class Worker:
         """Looks for due rows: what became due by time, what another process stored, what a lost wake left."""
 
         def step() -> None:
-            self._look_now.wait(LOOK)
+            self._look_now.wait(self._runtime.limits.next_look(LOOK))  # what is closed opens to the moment
             self._look_now.clear()
             self._runtime.abandoned.give_back(self._runtime.engine)
             self._runtime.storing.clear_doubt()

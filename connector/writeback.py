@@ -20,19 +20,20 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.base import Adapter, Capability
+from adapters.budget import Lane
 from adapters.client import Client
 from adapters.oauth import StaleToken
-from adapters.outcome import CrmError, Outcome
+from adapters.outcome import CrmError, Fault, Outcome
 from connector import breaker, log, oauth, work
 from connector.agents import keep_agents
-from connector.alarms import close_alarm, open_alarm
+from connector.alarms import open_alarm
 from connector.database import at_rest, is_contention, is_outage, unit
 from connector.endings import confirm, gone, refuse, stale, supersede
-from connector.notes import note_text
+from connector.notes import told
 from connector.runtime import Runtime, Tenant
 from connector.tables import breakers
 from routing import tables as t
-from routing.model import AgentSeen, Lead, UnassignedDefinition
+from routing.model import TELLING, AgentSeen, Lead, UnassignedDefinition
 from routing.store import unassigned_definition
 
 # Several CRMs accept an inactive owner with 200: an agent not read for this long is read again before the write.
@@ -40,6 +41,8 @@ _AGENT_FRESH = timedelta(seconds=60)
 # Real tries at the outside world before a human looks. With the backoff below that is about half an hour.
 _TRIES = 12
 _BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+# The longest pause, of those above, for a CRM that asks to wait and does not say how long: 30 seconds.
+_LONGEST_UNTOLD = 4
 # A worker this close to the end of its lease does not start a write: another may be about to take the row over.
 _LEASE_MARGIN = 15.0
 # Readings before a write that somebody's change overtakes each time, before the row waits.
@@ -68,7 +71,7 @@ class Job:
     epoch: int
     definition: UnassignedDefinition
     breaker_failures: int
-    wait: float
+    wait: float | None
     now: datetime
     deadline: float
 
@@ -83,6 +86,14 @@ class Job:
         return bool(self.row.sent)
 
 
+_LANES = {"note": Lane.NOTES, "task": Lane.TASKS}
+
+
+def _lane(row: sa.Row[Any]) -> str:
+    """Which of the breaker's lanes a row waits in."""
+    return "note" if row.kind in TELLING else "all"
+
+
 class Sender:
     """Sends outbox rows. One per thread."""
 
@@ -91,18 +102,20 @@ class Sender:
         # What is known of the row in hand beyond its columns; kept with it when it is given back.
         self._sent = False
         self._empty_writes = 0
+        self._probe = breaker.Probe(runtime.engine)
+        self._pauses = 0
 
     def run(self, tenant_id: UUID, kinds: Sequence[str]) -> int:
         """Claim one due row of these kinds and send it; how many there were. Outages of the database raise."""
         lease, living = self._runtime.life.new_lease(), self._runtime.life.living()
+        if self._runtime.limits.closed(tenant_id, _LANES.get(kinds[0], Lane.OWNERS)):
+            return 0
         with self._given_back(tenant_id, lease, None):
             with unit(self._runtime.engine) as (conn, _):
-                if not breaker.may_send(conn, tenant_id, "note" if "note" in kinds else "all"):
+                if not breaker.may_send(conn, tenant_id):
                     return 0
                 rows = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
-            for row in rows:
-                self._send(tenant_id, lease, row)
-            return len(rows)
+            return sum(self._send(tenant_id, lease, row) for row in rows)
 
     def send_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> None:
         """Send a row that was born leased. Nothing happens when the lease is over or sending was stopped."""
@@ -129,23 +142,31 @@ class Sender:
             self._runtime.abandoned.note(error, back)
             raise
 
-    def _send(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> None:
+    def _send(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> bool:
+        """Send a row, unless what its CRM lets us call is used up: then it is given back, and False."""
+        with self._runtime.limits.row(tenant_id, _LANES.get(row.kind, Lane.OWNERS)) as now:
+            if now:
+                self._send_now(tenant_id, lease, row)
+                return True
+        with unit(self._runtime.engine) as (conn, _):  # due as it was, in its place among the others
+            work.release_outbox(conn, tenant_id, lease, outbox_id=row.outbox_id)
+        return False
+
+    def _send_now(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> None:
         tenant: Tenant | None = None
         self._sent, self._empty_writes = bool(row.sent), row.empty_writes
         try:
             job = self._ready(tenant_id, lease, row)
             tenant = job.tenant
-            if job.wait:
-                self._return(tenant_id, lease, row, after=job.wait, counts=False, reason="crm_paused")
+            self._pauses = job.breaker_failures
+            if wait := self._probe.admitted(tenant_id, job.wait, _lane(row)):
+                self._return(tenant_id, lease, row, after=wait, counts=False, reason="crm_paused")
                 return
-            {"owner": self._owner, "collaborator": self._collaborator, "note": self._note}[row.kind](job)
+            {"owner": self._owner, "collaborator": self._collaborator}.get(row.kind, self._tell)(job)
             if job.breaker_failures:
                 with unit(self._runtime.engine) as (conn, _):
-                    b = breakers.c
                     # Only a pause that is over: another thread may have been told to wait just now.
-                    over = sa.and_(b.tenant_id == tenant_id, b.lane == "all", b.open_at <= sa.func.clock_timestamp())
-                    conn.execute(sa.delete(breakers).where(over))
-                    close_alarm(conn, tenant_id, "crm_refuses_us")
+                    breaker.passed(conn, tenant_id, self._probe.mine, _lane(row), wrote=row.kind == "owner")
         except CrmError as error:
             self._crm_failed(tenant_id, lease, row, error, tenant)
         except SQLAlchemyError as error:
@@ -158,6 +179,8 @@ class Sender:
             _log.error("write-back failed", tenant=str(tenant_id), **log.fault(error))
             self._sent = True  # an answer that nobody foresaw: the write may well have been applied
             self._return(tenant_id, lease, row, after=5.0, counts=True, reason="fault")
+        finally:
+            self._probe.end(tenant_id)
 
     def _ready(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> Job:
         try:
@@ -193,7 +216,7 @@ class Sender:
                 c.sending,
                 c.unassigned,
                 sa.func.clock_timestamp().label("now"),
-                breaker.breaker_left(tenant_id).label("wait"),
+                breaker.breaker_left(tenant_id, _lane(row)).label("wait"),
                 # A merge adds a ref: the newest is the one the CRM answers to.
                 sa.select(lr.ref)
                 .where(lr.tenant_id == tenant_id, lr.lead_id == row.lead_id)
@@ -211,8 +234,8 @@ class Sender:
                 .where(s.tenant_id == tenant_id, s.lead_id == row.lead_id, s.role == row.role)
                 .scalar_subquery()
                 .label("epoch"),
-                sa.select(b.failures)
-                .where(b.tenant_id == tenant_id, b.lane == "all")
+                sa.select(sa.func.max(b.failures))
+                .where(b.tenant_id == tenant_id, b.lane.in_({"all", _lane(row)}))
                 .scalar_subquery()
                 .label("failures"),
             ).where(c.tenant_id == tenant_id)
@@ -229,7 +252,7 @@ class Sender:
             expects_ref=found.expects_ref,
             epoch=found.epoch,
             definition=unassigned_definition(found.unassigned),
-            wait=max(0.0, float(found.wait or 0)),
+            wait=found.wait,
             breaker_failures=found.failures or 0,
             now=found.now,
             deadline=time.monotonic() + work.LEASE.total_seconds() - _LEASE_MARGIN,
@@ -302,10 +325,7 @@ class Sender:
 
     def _too_late(self, job: Job) -> bool:
         """Whether the write must not start any more: while the CRM was read, the lease ran down, or sending stopped."""
-        if time.monotonic() > job.deadline:
-            return True
-        with at_rest(self._runtime.engine) as conn:
-            return not breaker.may_send(conn, job.tenant.tenant_id)
+        return time.monotonic() > job.deadline or not self._probe.may_send(job.tenant.tenant_id)
 
     def _may_write(self, job: Job, lead: Lead) -> bool:
         if job.definition.covers(lead):
@@ -341,23 +361,30 @@ class Sender:
                 self._return(job.tenant.tenant_id, job.lease, job.row, after=5.0, counts=True, reason="not_kept")
             return
 
-    def _note(self, job: Job) -> None:
+    def _tell(self, job: Job) -> None:
         """Once: a repeat, after a crash or a lost answer, looks for its own marker first."""
         with self._runtime.engine.connect() as conn:
-            subject, body, marker = note_text(conn, job.tenant.tenant_id, job.row)
-        if not (job.sent and job.adapter.find_note(job.client, job.lead_ref, marker)):
-            self._write(job.adapter.add_note, job.client, job.lead_ref, subject, body)
+            what = told(self._runtime, conn, job.tenant.tenant_id, job.row)
+        if what is None or (job.row.kind == "task" and job.row.epoch < job.epoch):
+            stale(self._runtime, job, "not_wanted" if what is None else "newer_epoch")
+            return
+        if not (job.sent and what.find(job)):
+            self._write(what.add, job)
             self._sent = True
         with unit(self._runtime.engine) as (conn, _):
             work.end_outbox(conn, job.tenant.tenant_id, job.lease, job.row.outbox_id, state="confirmed")
-            if pace := job.adapter.note_pace:
-                breaker.shut_breaker(conn, job.tenant.tenant_id, seconds=pace, reason="pace", lane="note")
 
     # -- what went wrong ------------------------------------------------------------------------------------
 
     def _crm_failed(
         self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], error: CrmError, tenant: Tenant | None
     ) -> None:
+        if error.fault is Fault.BUDGET:
+            # Nothing was sent. The row waits, and its lane with it: the next would find no more than this one.
+            after = max(error.retry_after or 0.0, 0.02)
+            self._runtime.limits.close(tenant_id, _LANES.get(row.kind, Lane.OWNERS), after)
+            self._return(tenant_id, lease, row, after=after, counts=False, reason="crm_limit")
+            return
         _log.warning(
             "crm call failed",
             tenant=tenant.name if tenant else str(tenant_id),
@@ -372,27 +399,30 @@ class Sender:
         if outcome is Outcome.WAIT:
             # Never before Retry-After; the whole tenant waits, because CRMs count all calls of an account. Notes wait
             # alone: they have limits of their own, and an owner must never wait for a note.
-            after = max(error.retry_after * jitter if error.retry_after else backoff, 0.2)
+            untold = _BACKOFF[min(self._pauses, _LONGEST_UNTOLD)] * jitter
+            after = max(error.retry_after * jitter if error.retry_after else untold, 0.2)
             with unit(self._runtime.engine) as (conn, _):
-                lane = "note" if row.kind == "note" else "all"
-                breaker.shut_breaker(conn, tenant_id, seconds=after, reason="crm_asked_to_wait", lane=lane)
+                reason = breaker.WRITE + "crm_asked_to_wait"
+                breaker.shut_breaker(conn, tenant_id, seconds=after, reason=reason, lane=_lane(row))
                 self._put_back(conn, tenant_id, lease, row, after=after, counts=False, reason=outcome.value)
             return
         if outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
             # A note that is forbidden says nothing of owners: the right to write notes is one of its own.
-            lane = "note" if row.kind == "note" and outcome is Outcome.FORBIDDEN else "all"
+            lane = _lane(row) if outcome is Outcome.FORBIDDEN else "all"
             with unit(self._runtime.engine) as (conn, _):
                 if outcome is Outcome.REAUTHORISE and tenant is not None and oauth.doubt(self._runtime, conn, tenant):
                     self._put_back(conn, tenant_id, lease, row, after=0.0, counts=False, reason=outcome.value)
                     return
-                breaker.shut_breaker(conn, tenant_id, seconds=_REFUSED_WAIT, reason=outcome.value, lane=lane)
+                breaker.shut_breaker(
+                    conn, tenant_id, seconds=_REFUSED_WAIT, reason=breaker.WRITE + outcome.value, lane=lane
+                )
                 open_alarm(conn, tenant_id, "crm_refuses_us", outcome.value, error.text)
                 self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
             return
         if outcome is Outcome.GONE:
             with at_rest(self._runtime.engine) as conn:
                 job = self._job(conn, tenant_id, lease, row)
-            if row.kind == "note":
+            if row.kind in TELLING:
                 stale(self._runtime, job, "gone")
             else:
                 gone(self._runtime, job, sent=self._sent)
@@ -441,7 +471,7 @@ class Sender:
     def _park(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], reason: str, error: CrmError | None) -> None:
         """At the limit: a note is given up, a write stays open until a human replays it or gives it up."""
         with unit(self._runtime.engine) as (conn, _):
-            state = "given_up" if row.kind == "note" else "parked"
+            state = "given_up" if row.kind in TELLING else "parked"
             if work.end_outbox(conn, tenant_id, lease, row.outbox_id, state=state, reason=reason[:60], sent=True):
                 text = error.text if error else "a write to the CRM failed again and again"
                 open_alarm(

@@ -19,6 +19,10 @@ Scalar = str | int | Decimal | bool | None
 Custom = Mapping[str, Scalar | tuple[Scalar, ...]]
 
 
+#: Kinds of writes that tell an agent of a lead: after every owner, and no owner waits for them.
+TELLING = ("note", "task")
+
+
 class Role(StrEnum):
     """In which role an agent holds a lead. ``owner`` is decided first, collaborators after it is confirmed."""
 

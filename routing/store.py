@@ -21,6 +21,7 @@ from routing import caps, stored
 from routing import tables as t
 from routing.decide import Plan, QueueState
 from routing.model import (
+    TELLING,
     Agent,
     Caps,
     Flag,
@@ -266,7 +267,7 @@ def load_roles(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID])
         return {}
     c, o = t.lead_roles.c, t.outbox.c
     open_write = sa.exists().where(
-        o.tenant_id == c.tenant_id, o.lead_id == c.lead_id, o.state.in_(("open", "parked")), o.kind != "note"
+        o.tenant_id == c.tenant_id, o.lead_id == c.lead_id, o.state.in_(("open", "parked")), o.kind.not_in(TELLING)
     )
     rows = conn.execute(
         sa.select(

@@ -68,6 +68,7 @@ tenants = sa.Table(
     sa.Column("closed_stages", JSONB, nullable=False, server_default=sa.text("'[]'")),
     # How many leads an agent may ask to return in a day of theirs.
     sa.Column("returns_per_day", sa.Integer, nullable=False, server_default=sa.text("5")),
+    sa.Column("wording", JSONB(none_as_null=True)),
     # How long new leads settle before they are decided: {"default": seconds, "sources": {source: seconds}}.
     sa.Column("settle", JSONB, nullable=False, server_default=sa.text("'{}'")),
     _time("created_at", now=True),
@@ -423,7 +424,7 @@ outbox = sa.Table(
     sa.PrimaryKeyConstraint("tenant_id", "outbox_id"),
     sa.UniqueConstraint("tenant_id", "lead_id", "role", "epoch", "kind", name="outbox_epoch_uq"),
     sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="outbox_lead_fk"),
-    sa.CheckConstraint("kind IN ('owner', 'collaborator', 'note')", name="kind"),
+    sa.CheckConstraint("kind IN ('owner', 'collaborator', 'note', 'task')", name="kind"),
     sa.CheckConstraint(
         "state IN ('open', 'parked', 'confirmed', 'superseded', 'refused', 'gone', 'stale', 'given_up')", name="state"
     ),

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from cryptography.fernet import Fernet
 from hypothesis import HealthCheck, settings
 
-from adapters.followupboss import FollowUpBoss
 from connector import migrate, worker
 from connector.database import make_engine
 from connector.embedded import EmbeddedPostgres
@@ -38,9 +37,8 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_pauses_for_manners() -> Iterator[None]:
-    """What the product waits for out of politeness alone is waited for only in the tests of it: notes, idle looks."""
+    """What the product waits for out of politeness alone is waited for only in the tests of it: idle looks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FollowUpBoss, "note_pace", 0.0)  # the sandbox counts notes only when its limits are on
         patch.setattr(worker, "HEARING", 0.02)
         patch.setattr(worker, "LOOK", 0.1)
         yield

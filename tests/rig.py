@@ -418,7 +418,7 @@ class Rig:
         assert self.sandbox.wait_idle(seconds)
         query = (
             "SELECT (SELECT count(*) FROM events WHERE tenant_id = :t AND state = 'waiting') + "
-            "(SELECT count(*) FROM outbox WHERE tenant_id = :t AND state = 'open' AND kind <> 'note')"
+            "(SELECT count(*) FROM outbox WHERE tenant_id = :t AND state = 'open' AND kind NOT IN ('note', 'task'))"
         )
         until(lambda: self.one(query) == 0, seconds, "a quiet system")
 

@@ -93,12 +93,13 @@ class Control:
             return self.crm.state.add_inquiry(self._lead(lead), fields)
 
     def lead(self, lead: int) -> dict[str, Any] | None:
-        """The truth about a lead, with its notes; None when there is none."""
+        """The truth about a lead, with its notes and tasks; None when there is none."""
         with self.crm.state.lock:
             found = self.crm.state.leads.get(lead)
             if found is None:
                 return None
-            shown = {**asdict(found), "notes": self.crm.state.notes.get(lead, [])}
+            state = self.crm.state
+            shown = {**asdict(found), "notes": state.notes.get(lead, []), "tasks": state.tasks.get(lead, [])}
             del shown["history"], shown["born"]
             plain: dict[str, Any] = _plain(shown)
             return plain

@@ -1,7 +1,7 @@
 """The Follow Up Boss face under ``/v1``: its v1 API as documented, answered out of the sandbox's state.
 
 Source: https://docs.followupboss.com/reference (authentication, identification, rate-limiting, people, users, ponds,
-notes, events, webhooks, error-responses). Errors read ``{"errorMessage": "..."}``.
+notes, tasks, events, webhooks, error-responses). Errors read ``{"errorMessage": "..."}``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ NEEDED = (
     "or use Bearer token authentication."
 )
 HOOKS_PER_EVENT = 2
+TASKS = ("Follow Up", "Call", "Text", "Email", "Appointment", "Showing", "Closing", "Open House", "Thank You")
 
 
 class FollowUpBoss:
@@ -56,6 +57,8 @@ class FollowUpBoss:
             ("GET", r"/ponds/(\d{1,18})", self._pond),
             ("GET", "/notes", self._notes),
             ("POST", "/notes", self._add_note),
+            ("GET", "/tasks", self._tasks),
+            ("POST", "/tasks", self._add_task),
             ("GET", "/events", self._events),
             ("GET", r"/events/(\d{1,18})", self._event),
             ("GET", "/webhooks", self._hooks),
@@ -231,7 +234,7 @@ class FollowUpBoss:
         self._state.delete(self._lead(request, int(match[1])))
         return Answer(200, {})
 
-    # -- users, ponds, notes, events ----------------------------------------------------------------------
+    # -- users, ponds, notes, tasks, events ----------------------------------------------------------------------
     def _user_json(self, agent: Agent) -> dict[str, Any]:
         first, _, last = agent.name.partition(" ")
         return {
@@ -326,6 +329,25 @@ class FollowUpBoss:
             raise ApiError(400, "A note needs personId and body.")
         lead = self._lead(request, body["personId"])
         return Answer(201, self._note_json(lead, self._state.add_note(lead, subject, text)))
+
+    def _task_json(self, lead: Lead, task: Mapping[str, Any]) -> dict[str, Any]:
+        shown = {"id": task["id"], "personId": lead.id, "assignedUserId": task["agent"], "name": task["text"]}
+        return {**shown, "type": "Call", "dueDateTime": task["due"], "isCompleted": 0}
+
+    def _tasks(self, request: Request, match: re.Match[str]) -> Answer:
+        lead = self._asked_person(request)
+        tasks = self._state.tasks.get(lead.id, [])
+        return self._rows(request, "tasks", [self._task_json(lead, task) for task in tasks], "-id")
+
+    def _add_task(self, request: Request, match: re.Match[str]) -> Answer:
+        body = request.json(400)
+        agent, name, due = body.get("assignedUserId"), body.get("name"), body.get("dueDateTime")
+        if not isinstance(body.get("personId"), int) or not isinstance(name, str) or body.get("type") not in TASKS:
+            raise ApiError(400, "A task needs personId, name and a type.")
+        if agent not in self._state.agents or not isinstance(due, str):
+            raise ApiError(400, "assignedUserId or dueDateTime is not valid.")
+        lead = self._lead(request, body["personId"])
+        return Answer(201, self._task_json(lead, self._state.add_task(lead, agent, name, "", due)))
 
     def _event_json(self, inquiry: Mapping[str, Any]) -> dict[str, Any]:
         shown = {key: value for key, value in inquiry.items() if key != "lead"}

@@ -1,4 +1,4 @@
-"""The HubSpot face under ``/hubspot``: contacts, owners, notes, search and OAuth, as far as a router meets them.
+"""The HubSpot face under ``/hubspot``: contacts, owners, notes, tasks, search and OAuth, as far as a router meets them.
 
 Source: https://developers.hubspot.com/docs (webhooks guide, using-object-apis, search-the-crm, owners guide, notes
 guide, manage-oauth-tokens, error-handling). Deliveries are arrays of at most 100 elements, signed by version 3 with the
@@ -95,9 +95,10 @@ class HubSpot:
             ("PATCH", f"{contacts}/([0-9]{{1,18}})", self._change),
             ("DELETE", f"{contacts}/([0-9]{{1,18}})", self._delete),
             ("POST", contacts, self._create),
-            ("GET", r"/crm/v4/objects/contacts/([0-9]{1,18})/associations/notes", self._note_ids),
+            ("GET", r"/crm/v4/objects/contacts/([0-9]{1,18})/associations/(notes|tasks)", self._told_ids),
             ("POST", "/crm/v3/objects/notes", self._add_note),
-            ("POST", "/crm/v3/objects/notes/batch/read", self._read_notes),
+            ("POST", "/crm/v3/objects/tasks", self._add_task),
+            ("POST", "/crm/v3/objects/(notes|tasks)/batch/read", self._read_told),
             ("GET", "/crm/v3/owners", self._owners),
             ("GET", r"/crm/v3/owners/([^/]+)", self._owner),
         )
@@ -115,13 +116,19 @@ class HubSpot:
                 return self._open.serve(request)
             if not self._known(request.headers.get("authorization", "").removeprefix("Bearer ")):
                 return self.error(401, "Authentication credentials not found.")
-            settings, now = self._state.settings, time.monotonic()
-            if settings.limits and self._windows.take("all", settings.limit_hubspot, settings.rate_window, now)[1]:
-                return self._limited("TEN_SECONDLY_ROLLING")
-            search = settings.limits and request.path.endswith("/search")
-            if search and self._windows.take("search", _SEARCHES, _WINDOW, now)[1]:
+            settings, now, told = self._state.settings, time.monotonic(), dict[str, str]()
+            search = request.path.endswith("/search")  # counted apart, and silent about it
+            if settings.limits and search and self._windows.take("search", _SEARCHES, _WINDOW, now)[1]:
                 return self._limited("SECONDLY")
-            return self._routes.serve(request)
+            if settings.limits and not search:
+                left, wait = self._windows.take("all", settings.limit_hubspot, settings.rate_window, now)
+                if wait:
+                    return self._limited("TEN_SECONDLY_ROLLING")
+                said = {"Max": settings.limit_hubspot, "Remaining": left}
+                told = {f"X-HubSpot-RateLimit-{name}": str(value) for name, value in said.items()}
+            answer = self._routes.serve(request)
+            answer.headers = {**told, **answer.headers}
+            return answer
         except ApiError as error:
             return self.error(error.status, error.text, error.headers)
 
@@ -351,20 +358,37 @@ class HubSpot:
         self._state.delete(self._lead(request, match[1]))
         return Answer(204)
 
-    # -- notes, owners ------------------------------------------------------------------------------------
-    def _note_ids(self, request: Request, match: re.Match[str]) -> Answer:
-        notes = self._state.notes.get(self._lead(request, match[1]).id, [])
-        return Answer(200, {"results": [{"toObjectId": note["id"], "associationTypes": []} for note in notes]})
+    # -- notes, tasks, owners ------------------------------------------------------------------------------------
+    def _told(self, kind: str) -> dict[int, list[dict[str, Any]]]:
+        return self._state.notes if kind == "notes" else self._state.tasks
 
-    def _read_notes(self, request: Request, match: re.Match[str]) -> Answer:
-        wanted = self._inputs(request)
-        rows = [
-            {"id": str(n["id"]), "properties": {"hs_note_body": f"{n['subject']}<br>{n['body']}"}}
-            for notes in self._state.notes.values()
-            for n in notes
-            if str(n["id"]) in wanted
+    def _told_ids(self, request: Request, match: re.Match[str]) -> Answer:
+        told = self._told(match[2]).get(self._lead(request, match[1]).id, [])
+        return Answer(200, {"results": [{"toObjectId": one["id"], "associationTypes": []} for one in told]})
+
+    def _read_told(self, request: Request, match: re.Match[str]) -> Answer:
+        wanted, kind = self._inputs(request), match[1]
+        found = [one for told in self._told(kind).values() for one in told if str(one["id"]) in wanted]
+        shown = [
+            {"hs_note_body": f"{one['subject']}<br>{one['body']}"}
+            if kind == "notes"
+            else {"hs_task_subject": one["text"], "hs_task_body": one["body"]}
+            for one in found
         ]
+        rows = [{"id": str(one["id"]), "properties": values} for one, values in zip(found, shown, strict=True)]
         return Answer(200, {"status": "COMPLETE", "results": rows})
+
+    def _add_task(self, request: Request, match: re.Match[str]) -> Answer:
+        body = request.json(400)
+        values, (link, *_) = body.get("properties") or {}, body.get("associations") or [{}]
+        if not values.get("hs_timestamp") or link.get("types", [{}])[0].get("associationTypeId") != 204:
+            raise ApiError(400, "hs_timestamp and an association of type 204 are required.")
+        agent = str(values.get("hubspot_owner_id") or "")
+        if not agent.isdecimal() or int(agent) not in self._state.agents:
+            raise ApiError(400, "hubspot_owner_id is not valid.")
+        lead, text = self._lead(request, str(link["to"]["id"])), str(values.get("hs_task_subject", ""))
+        task = self._state.add_task(lead, int(agent), text, str(values.get("hs_task_body", "")), values["hs_timestamp"])
+        return Answer(201, {"id": str(task["id"]), "properties": {}})
 
     def _add_note(self, request: Request, match: re.Match[str]) -> Answer:
         body = request.json(400)

@@ -203,6 +203,7 @@ class State:
         self.ponds: dict[int, dict[str, Any]] = {}
         self.hooks: dict[int, Hook] = {}
         self.notes: dict[int, list[dict[str, Any]]] = {}
+        self.tasks: dict[int, list[dict[str, Any]]] = {}
         self.inquiries: dict[int, dict[str, Any]] = {}
         self.owner_log: list[dict[str, Any]] = []
         self.write_log: list[dict[str, Any]] = []
@@ -324,19 +325,21 @@ class State:
         with self.transaction() as transaction:
             del self.leads[lead.id]
             self.notes.pop(lead.id, None)
+            self.tasks.pop(lead.id, None)
             for key in [key for key, item in self.inquiries.items() if item["lead"] == lead.id]:
                 del self.inquiries[key]
             transaction.changes.append(Change("deleted", lead))
 
     def merge(self, kept: Lead, lost: Lead) -> int:
-        """One lead out of two, under a new id: that of `kept`, with the notes of both. The ids from before are gone."""
+        """One lead out of two, under a new id: `kept` with what was put on both. The ids from before are gone."""
         with self.transaction() as transaction:
             before = (kept.id, lost.id)
             notes = [note for number in before for note in self.notes.pop(number, [])]
+            tasks = [task for number in before for task in self.tasks.pop(number, [])]
             for number in before:
                 del self.leads[number]
             kept.id, kept.former, kept.updated = self.number("lead"), [*kept.former, *lost.former, *before], utc_now()
-            self.leads[kept.id], self.notes[kept.id] = kept, notes
+            self.leads[kept.id], self.notes[kept.id], self.tasks[kept.id] = kept, notes, tasks
             transaction.changes.append(Change("merged", kept))
             return kept.id
 
@@ -354,6 +357,13 @@ class State:
             note = {"id": self.number("note"), "created": utc_now(), "subject": subject, "body": body}
             self.notes.setdefault(lead.id, []).append(note)
             return note
+
+    def add_task(self, lead: Lead, agent: int, text: str, body: str, due: str) -> dict[str, Any]:
+        """A new task of an agent about a lead; `due` is the time as it was sent."""
+        with self.lock:
+            task = {"id": self.number("task"), "agent": agent, "text": text, "body": body, "due": due}
+            self.tasks.setdefault(lead.id, []).append(task)
+            return task
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Raise :class:`ValueError` for a field, agent or pond that does not exist."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -131,6 +131,20 @@ def a_note_is_found_by_its_marker(kit: Kit) -> None:
         assert kit.adapter.find_note(running.client, "5001", "[tl:9f]")
         assert not kit.adapter.find_note(running.client, "5001", "[tl:77]")
         assert not kit.adapter.find_note(running.client, "5002", "[tl:9f]")
+
+
+@check(Capability.TASKS)
+def a_task_has_its_agent_and_time_and_is_found_by_its_marker(kit: Kit) -> None:
+    with kit.running() as running:
+        running.fake.add_leads(LeadRow("5001"), LeadRow("5002"))
+        due = datetime(2026, 3, 2, 18, 5, tzinfo=timezone(timedelta(hours=1)))
+        kit.adapter.add_task(running.client, "5001", "12", "Call Ä", "[tl:9f]", due)
+        ((agent, text, until),) = running.fake.leads["5001"].tasks
+        assert (agent, text) == ("12", "Call Ä [tl:9f]")
+        assert datetime.fromisoformat(until) == due
+        assert kit.adapter.find_task(running.client, "5001", "[tl:9f]")
+        assert not kit.adapter.find_task(running.client, "5001", "[tl:77]")
+        assert not kit.adapter.find_task(running.client, "5002", "[tl:9f]")
 
 
 @check(Capability.COLLABORATORS)
@@ -377,6 +391,8 @@ def the_adapter_is_what_it_declares(kit: Kit) -> None:
     for needed, method in (
         (Capability.NOTES, lambda c: adapter.add_note(c, "5001", "s", "b")),
         (Capability.NOTES, lambda c: adapter.find_note(c, "5001", "m")),
+        (Capability.TASKS, lambda c: adapter.add_task(c, "5001", "12", "t", "m", NOW)),
+        (Capability.TASKS, lambda c: adapter.find_task(c, "5001", "m")),
         (Capability.COLLABORATORS, lambda c: adapter.add_collaborator(c, lead(), "4")),
         (Capability.SWEEP_CHANGES, lambda c: adapter.changed_since(c, NOW, UnassignedDefinition())),
     ):

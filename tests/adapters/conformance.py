@@ -114,6 +114,9 @@ def calls(kit: Kit, running: Running) -> dict[str, Callable[[], Any]]:
     if has(Capability.NOTES):
         made["find_note"] = lambda: adapter.find_note(client, "5001", "[marker]")
         made["add_note"] = lambda: adapter.add_note(client, "5001", "Routed", "To canary-person [marker]")
+    if has(Capability.TASKS):
+        made["find_task"] = lambda: adapter.find_task(client, "5001", "[marker]")
+        made["add_task"] = lambda: adapter.add_task(client, "5001", "12", "Call canary-person", "[marker]", NOW)
     if has(Capability.COLLABORATORS):
         made["add_collaborator"] = lambda: adapter.add_collaborator(client, lead(), "12")
     everything = UnassignedDefinition(frozenset({"3"}), frozenset({"7"}), include_unclaimed=True)
@@ -127,4 +130,4 @@ def calls(kit: Kit, running: Running) -> dict[str, Callable[[], Any]]:
     return made
 
 
-WRITES = ("set_owner", "add_note", "add_collaborator", "subscribe")
+WRITES = ("set_owner", "add_note", "add_task", "add_collaborator", "subscribe")

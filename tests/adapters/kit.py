@@ -78,6 +78,7 @@ class LeadRow:
     changed: datetime | None = None  # the time of the last change, where it is not the creation
     collaborators: list[str] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
+    tasks: list[tuple[str, str, str]] = field(default_factory=list)  # agent, text with its marker, due
 
 
 @dataclass

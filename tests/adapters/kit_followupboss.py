@@ -111,6 +111,16 @@ class FakeFollowUpBoss(Fake):
         notes = self.leads[asked.query["personId"]].notes
         return self._list(asked, "notes", [{"id": i, "subject": s, "body": b} for i, (s, b) in enumerate(notes, 1)])
 
+    def _tasks(self, asked: Received, _: str) -> Reply:
+        if asked.method == "POST":
+            given = asked.json
+            assert given["type"] == "Call"
+            task = (str(given["assignedUserId"]), given["name"], given["dueDateTime"])
+            self.leads[str(given["personId"])].tasks.append(task)
+            return Reply(201, {"id": 1})
+        tasks = self.leads[asked.query["personId"]].tasks
+        return self._list(asked, "tasks", [{"id": i, "name": text} for i, (_, text, _) in enumerate(tasks, 1)])
+
     def _webhooks(self, asked: Received, ref: str) -> Reply:
         if asked.method == "DELETE":
             before = len(self.hooks)

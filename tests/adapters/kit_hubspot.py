@@ -39,6 +39,20 @@ class FakeHubSpot(Fake):
             note = (html.unescape(subject), html.unescape(body.replace("<br>", "\n")))
             self.leads[to["to"]["id"]].notes.append(note)
             return Reply(201, {"id": self.new_ref(), "properties": {}})
+        if path == "/crm/v3/objects/tasks":
+            to, values = asked.json["associations"][0], asked.json["properties"]
+            assert to["types"] == [{"associationCategory": "HUBSPOT_DEFINED", "associationTypeId": 204}]
+            assert (values["hs_task_status"], values["hs_task_type"]) == ("NOT_STARTED", "CALL")
+            text = f"{values['hs_task_subject']} {values['hs_task_body']}"
+            self.leads[to["to"]["id"]].tasks.append((values["hubspot_owner_id"], text, values["hs_timestamp"]))
+            return Reply(201, {"id": self.new_ref(), "properties": {}})
+        if path == "/crm/v3/objects/tasks/batch/read":
+            texts = dict(self._tasks())
+            rows = [{"id": i["id"], "properties": {"hs_task_body": texts[i["id"]]}} for i in asked.json["inputs"]]
+            return Reply(body={"status": "COMPLETE", "results": rows})
+        if found := re.fullmatch("/crm/v4/objects/contacts/([0-9]+)/associations/tasks", path):
+            ids = [n for n, _ in self._tasks(found[1])]
+            return Reply(body={"results": [{"toObjectId": int(n), "associationTypes": []} for n in ids]})
         if path == "/crm/v3/objects/notes/batch/read":
             texts = {n: f"{s}<br>{html.escape(b)}" for n, s, b in self._notes()}
             rows = [{"id": i["id"], "properties": {"hs_note_body": texts[i["id"]]}} for i in asked.json["inputs"]]
@@ -47,6 +61,10 @@ class FakeHubSpot(Fake):
             ids = [n for n, *_ in self._notes(found[1])]
             return Reply(body={"results": [{"toObjectId": int(n), "associationTypes": []} for n in ids]})
         return self._contacts(asked, path.removeprefix("/crm/v3/objects/contacts").strip("/"))
+
+    def _tasks(self, ref: str | None = None) -> list[tuple[str, str]]:
+        rows = [row for row in self.leads.values() if ref in (None, row.ref)]
+        return [(f"{row.ref}{at:03d}", text) for row in rows for at, (_, text, _) in enumerate(row.tasks)]
 
     def _notes(self, ref: str | None = None) -> list[tuple[str, str, str]]:
         rows = sorted(self.leads.values(), key=lambda row: row.ref)

@@ -67,6 +67,7 @@ def test_every_outcome_has_a_meaning() -> None:
         (Fault.UNREADABLE, Outcome.UNKNOWN, Outcome.ANSWER_UNREADABLE),
         (Fault.TOO_BIG, Outcome.UNKNOWN, Outcome.ANSWER_UNREADABLE),
         (Fault.FOREIGN, Outcome.REDIRECTED, Outcome.REDIRECTED),
+        (Fault.BUDGET, Outcome.WAIT, Outcome.WAIT),
     ],
 )
 def test_what_a_cause_means(cause: int | Fault, write: Outcome, read: Outcome) -> None:
@@ -147,6 +148,38 @@ def test_a_date_to_retry_after_is_measured_by_the_clock_of_whoever_names_it() ->
     error = mocked(status=503, headers=date)
     assert isinstance(error, CrmError)
     assert error.retry_after == 30.0
+
+
+class Counting:
+    """A gate that lets `left` calls through and remembers what it was asked and told."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.said: list[tuple[Any, ...]] = []
+
+    def take(self, method: str, path: str) -> float:
+        self.said.append((method, path))
+        self.left -= 1
+        return 0.0 if self.left >= 0 else 7.0
+
+    def told(self, method: str, path: str, headers: Any, wait: float | None) -> None:
+        self.said.append((method, path, headers.get("x-left"), wait))
+
+
+def test_the_gate_is_asked_by_the_adapters_own_path_and_told_of_every_answer_and_without_it_nothing_is_sent() -> None:
+    gate = Counting(left=2)
+    with responses.RequestsMock() as mock, client("https://crm.example.com/v1", gate=gate) as crm:
+        mock.add(responses.GET, "https://crm.example.com/v1/leads", json={}, headers={"X-Left": "1"})
+        mock.add(responses.PUT, "https://crm.example.com/v1/leads/1", status=429, headers={"Retry-After": "11"})
+        crm.get("https://crm.example.com/v1/leads?page=2")
+        asked_to_wait = error_of(lambda: crm.put("/leads/1", json={}))
+        refused = error_of(lambda: crm.put("/leads/1", json={}))
+        assert len(mock.calls) == 2
+    put = ("PUT", "/leads/1")
+    assert gate.said == [("GET", "/leads"), ("GET", "/leads", "1", None), put, (*put, None, 11.0), put]
+    assert (asked_to_wait.status, asked_to_wait.fault) == (429, None)
+    assert (refused.outcome, refused.fault, refused.retry_after) == (Outcome.WAIT, Fault.BUDGET, 7.0)
+    assert refused.status is None
 
 
 def test_an_error_keeps_status_wait_and_body_but_tells_neither_query_nor_body() -> None:

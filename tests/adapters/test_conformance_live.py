@@ -66,7 +66,7 @@ class Live(Rig):
             before = self._shape()
             reply = self.fake.handle(asked)
             kind = "owner"
-            for name, was, now in zip(("hook", "note", "collaborator"), before, self._shape(), strict=True):
+            for name, was, now in zip(("hook", "note", "task", "collaborator"), before, self._shape(), strict=True):
                 kind = name if was != now else kind
             if self.kit.writes(asked):
                 self.written.append(kind)
@@ -77,10 +77,11 @@ class Live(Rig):
             return Reply(reply.status, body, {"Content-Type": "application/json", **reply.headers})
         return reply
 
-    def _shape(self) -> tuple[int, int, int]:
+    def _shape(self) -> tuple[int, int, int, int]:
         leads = self.fake.leads.values()
         hooks = sum(2 if hook.active else 1 for hook in self.fake.hooks)
-        return hooks, sum(len(row.notes) for row in leads), sum(len(row.collaborators) for row in leads)
+        notes, tasks = sum(len(row.notes) for row in leads), sum(len(row.tasks) for row in leads)
+        return hooks, notes, tasks, sum(len(row.collaborators) for row in leads)
 
     def open(self) -> None:
         """Install it; all that was written until now does not count."""
@@ -115,7 +116,7 @@ class Live(Rig):
         """Wait until no event waits and no owner write is open."""
         query = (
             "SELECT (SELECT count(*) FROM events WHERE tenant_id = :t AND state = 'waiting') + "
-            "(SELECT count(*) FROM outbox WHERE tenant_id = :t AND state = 'open' AND kind <> 'note')"
+            "(SELECT count(*) FROM outbox WHERE tenant_id = :t AND state = 'open' AND kind NOT IN ('note', 'task'))"
         )
         until(lambda: self.one(query) == 0, seconds, "a quiet system")
 
@@ -297,6 +298,25 @@ def a_note_is_written_once_though_its_answer_is_lost(make: Make) -> None:
     live.due_now()
     until(lambda: live.one(note) == "confirmed", what="the end of it")
     assert len(live.fake.leads["5001"].notes) == 1
+    live.in_step("5001")
+
+
+@check(Capability.TASKS)
+def a_task_is_written_once_though_its_answer_is_lost(make: Make) -> None:
+    live = make()
+    live.configure(CONFIG + "task: {within_minutes: 5}\n")
+    lost = iter([True])
+    live.lose_answer = lambda kind: kind == "task" and next(lost, False)
+    live.free("5001")
+    live.send(live.tell("5001"))
+    until(lambda: live.fake.leads["5001"].tasks, what="a task")
+    until(lambda: live.one("SELECT attempt FROM outbox WHERE tenant_id = :t AND kind = 'task'"), what="its repeat")
+    live.due_now()
+    task = "SELECT state FROM outbox WHERE tenant_id = :t AND kind = 'task'"
+    until(lambda: live.one(task) == "confirmed", what="the end of it")
+    ((agent, text, _),) = live.fake.leads["5001"].tasks
+    assert agent == live.held_by("5001")[0]
+    assert text.startswith("New lead: make contact within 5 minutes [turnlock:")
     live.in_step("5001")
 
 

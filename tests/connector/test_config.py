@@ -42,7 +42,7 @@ AGENTS = (
     KnownAgent(CY2, "15", "cy@example.com", "Cy Same"),
     KnownAgent(NOMAIL, "no", None, "Nora Nomail"),
 )
-EVERYTHING = frozenset({"collaborators"})
+EVERYTHING = frozenset({"collaborators", "tasks"})
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 

@@ -37,11 +37,6 @@ rules:
 """
 
 
-@pytest.fixture(autouse=True)
-def _notes_without_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FollowUpBoss, "note_pace", 0.0)
-
-
 def hook(rig: Rig, topic: str) -> int:
     """The number of our hook at the CRM for this topic."""
     return int(next(h["id"] for h in rig.sandbox.hooks() if topic in h["topics"]))

@@ -8,17 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from adapters.followupboss import FollowUpBoss
 from connector.tenants import set_sending
 from tests.rig import ABC, ANA, BEN, CY, DEE, Rig, until
 
 OLIVE = "11"  # owns the account: the house user of these tests
 POND = 7
-
-
-@pytest.fixture(autouse=True)
-def _notes_without_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FollowUpBoss, "note_pace", 0.0)
 
 
 @contextmanager

@@ -285,14 +285,26 @@ def test_on_is_refused_until_the_shadow_ran_clean_and_forcing_it_is_recorded(
     ]
     refused("its shadow failed 3 time", min_decisions=1)
     assert rig.most_tries() == 0
+    rig.assign()  # what goes well later in the same run makes up for nothing
+    assert failing(rig)[0].startswith("the shadow of skips failed 3 time(s)")
     off(rig, Flag.SKIPS)
     refused("its shadow failed 3 time", min_decisions=1)
     switch(rig, Flag.SKIPS, "shadow")
+    assert len(failing(rig)) == 1
     rig.assign()
+    assert failing(rig) == []
     switch(rig, Flag.SKIPS, "on", min_decisions=1)
     reasons = rig.rows(sa.text("SELECT flag, reason FROM flag_versions WHERE reason IS NOT NULL ORDER BY version"))
     assert [tuple(row) for row in reasons] == [("rotation", "known to be good"), ("weights", "known to be good")]
     rig.audit()
+
+
+def failing(rig: Rig) -> list[str]:
+    """The texts of the open alarms of shadows that failed, each of its flag."""
+    query = "SELECT subject, text FROM alarms WHERE tenant_id = :t AND kind = 'shadow_errors' AND closed_at IS NULL"
+    rows = rig.rows(sa.text(query).bindparams(t=rig.tenant.tenant_id))
+    assert all(row.subject in row.text for row in rows)
+    return [row.text for row in rows]
 
 
 def test_a_lead_that_waits_is_decided_once_by_the_shadow(make_rig: Callable[..., Rig]) -> None:

@@ -1,0 +1,140 @@
+"""The buckets of calls in the database: one row per tenant and bucket, shared by every process that calls its CRM.
+
+A row holds how many calls were begun in each slot of the last window, so that what is taken anywhere is never more
+than the bucket holds in any window of time, whoever takes it. Each statement is a transaction of its own: its row lock
+is over before anything is sent. Time is the database's, so that no process with a wrong clock takes too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from adapters.budget import Bucket
+from connector.database import at_once
+from connector.tables import buckets
+
+# Slots per window: a call counts to the end of its slot, which costs a hundredth of the pace at most.
+_SLOTS = 100
+# For how long what was taken may be used, in seconds and as a part of the window: then the count must know of it.
+_LIFE, _LIFE_PART = 0.25, 1 / 40
+# Seconds between the moment at which a call is counted and that at which the CRM counts it.
+_ON_THE_WAY = 0.25
+# The CRM's word on what is left is older than our count: calls that have left the window since still explain it.
+_LATE_WORD = 1.0
+
+_NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+_LIVE = f"x.slot * :width > {_NOW} - :hold"
+_SPENT = f"(SELECT coalesce(sum(x.n), 0) FROM unnest(b.slots, b.counts) AS x(slot, n) WHERE {_LIVE})"  # noqa: S608 - all parts of these are constants of this module
+_OTHERS = "CASE WHEN b.others_until > clock_timestamp() THEN b.others ELSE 0 END"
+_MERGED = f"""
+    SELECT array_agg(g.slot ORDER BY g.slot), array_agg(g.n ORDER BY g.slot)
+    FROM (
+        SELECT x.slot, CAST(sum(x.n) AS integer) AS n
+        FROM (SELECT * FROM unnest(b.slots, b.counts) UNION ALL {{}}) AS x(slot, n)
+        WHERE {_LIVE} GROUP BY x.slot HAVING sum(x.n) > 0
+    ) g"""  # noqa: S608
+_SLOT = f"CAST(ceil({_NOW} / :width) AS bigint)"
+
+# Concurrent takers wait for each other's row lock; PostgreSQL then looks at the condition and the row anew.
+_TAKE = sa.text(f"""
+    WITH took AS (
+        UPDATE buckets b SET (slots, counts) = ({_MERGED.format(f"SELECT {_SLOT}, CAST(:n AS integer)")})
+        WHERE b.tenant_id = :tenant AND b.bucket = :bucket AND {_SPENT} + {_OTHERS} + :n <= :most
+        RETURNING b.slots[cardinality(b.slots)] AS slot
+    )
+    SELECT slot, CAST(0 AS double precision) AS wait FROM took
+    UNION ALL
+    SELECT NULL, coalesce(
+        (
+            SELECT min(c.slot) * :width + :hold FROM (
+                SELECT x.slot, sum(x.n) OVER (ORDER BY x.slot) AS freed
+                FROM unnest(b.slots, b.counts) AS x(slot, n) WHERE {_LIVE}
+            ) c WHERE c.freed >= {_SPENT} + {_OTHERS} + :n - :most
+        ),
+        CAST(extract(epoch FROM b.others_until) AS double precision)
+    ) - {_NOW}
+    FROM buckets b WHERE b.tenant_id = :tenant AND b.bucket = :bucket AND NOT EXISTS (SELECT FROM took)
+""")  # noqa: S608
+_MOVE = sa.text(f"""
+    UPDATE buckets b SET (slots, counts) = (
+        {_MERGED.format(f"SELECT {_SLOT}, 1 UNION ALL SELECT CAST(:slot AS bigint), -1")}
+    ) WHERE b.tenant_id = :tenant AND b.bucket = :bucket
+""")  # noqa: S608
+_HEAR = sa.text(f"""
+    UPDATE buckets b SET
+        others = greatest(0, :used - {_SPENT}),
+        others_until = clock_timestamp() + make_interval(secs => :until)
+    WHERE b.tenant_id = :tenant AND b.bucket = :bucket
+""")  # noqa: S608
+_MAKE = sa.text("INSERT INTO buckets (tenant_id, bucket) VALUES (:tenant, :bucket) ON CONFLICT DO NOTHING")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What came of asking: the slot that it is counted in, or the seconds to wait."""
+
+    slot: int | None
+    wait: float = 0.0
+
+
+def life(bucket: Bucket) -> float:
+    """Seconds for which what was taken may still be used."""
+    return max(_LIFE, bucket.window * _LIFE_PART)
+
+
+def hold(bucket: Bucket) -> float:
+    """Seconds for which what was taken counts: the CRM's window, and as long as it may reach the CRM later."""
+    return bucket.window + life(bucket) + _ON_THE_WAY
+
+
+def take(engine: sa.Engine, tenant_id: UUID, bucket: Bucket, n: int, most: int) -> Taken:
+    """Take `n` of what the last window holds if it then holds `most` or fewer. One round trip."""
+    values = {**_of(tenant_id, bucket), "n": n, "most": most}
+    rows = at_once(engine, _TAKE, values)
+    if not rows:  # the first call ever
+        at_once(engine, _MAKE, {"tenant": tenant_id, "bucket": bucket.name})
+        rows = at_once(engine, _TAKE, values)
+    # Of two rows with the same snapshot the one that took counts; a wait is a lower bound, others ask, too.
+    slot = next((row.slot for row in rows if row.slot is not None), None)
+    return Taken(slot) if slot is not None else Taken(None, max((float(row.wait or 0) for row in rows), default=0.0))
+
+
+def move(engine: sa.Engine, tenant_id: UUID, bucket: Bucket, slot: int) -> None:
+    """What was taken in `slot` is used only now: it counts from now on."""
+    at_once(engine, _MOVE, {**_of(tenant_id, bucket), "slot": slot})
+
+
+def hear(engine: sa.Engine, tenant_id: UUID, bucket: Bucket, used: int, resets_in: float | None) -> None:
+    """The CRM says that `used` of the bucket are gone: what we do not know of, others of the account have taken."""
+    values = _of(tenant_id, bucket)
+    values |= {"used": used, "hold": hold(bucket) + _LATE_WORD, "until": resets_in or hold(bucket)}
+    at_once(engine, _MAKE, {"tenant": tenant_id, "bucket": bucket.name})
+    at_once(engine, _HEAR, values)
+
+
+def spent(conn: sa.Connection, tenant_id: UUID, table: Mapping[str, Bucket]) -> dict[str, tuple[int, int]]:
+    """By bucket, what Turnlock has taken in the last window, and what others of the account have by the CRM's word."""
+    b = buckets.c
+    now = sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp()), sa.Double).label("now")
+    others = sa.case((b.others_until > sa.func.clock_timestamp(), b.others), else_=0).label("others")
+    rows = conn.execute(
+        sa.select(b.bucket, b.slots, b.counts, others, now).where(b.tenant_id == tenant_id, b.bucket.in_(table))
+    )
+    found = {}
+    for row in rows:
+        bucket = table[row.bucket]
+        live = [n for s, n in zip(row.slots, row.counts, strict=True) if s * _width(bucket) > row.now - hold(bucket)]
+        found[row.bucket] = (sum(live), row.others)
+    return found
+
+
+def _width(bucket: Bucket) -> float:
+    return bucket.window / _SLOTS
+
+
+def _of(tenant_id: UUID, bucket: Bucket) -> dict[str, object]:
+    return {"tenant": tenant_id, "bucket": bucket.name, "width": _width(bucket), "hold": hold(bucket)}

@@ -1,0 +1,281 @@
+"""What a CRM lets an account call, kept over all processes: nothing too much, owners first, nothing for a lone lead."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+
+from adapters import registry
+from adapters.base import Credentials
+from adapters.budget import Bucket, Lane, charges, left_by
+from adapters.followupboss import FollowUpBoss
+from adapters.hubspot_reading import BUCKETS
+from connector import breaker, buckets, limits, tenants
+from connector.alive import Life
+from connector.database import make_engine
+from connector.limits import Limits, TenantGate, lane
+from connector.runtime import Runtime
+from tests.rig import Rig, until
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "names"),
+    [
+        ("PUT", "/people/7", ["people"]),
+        ("GET", "/people", ["global"]),
+        ("GET", "/notes", ["global"]),
+        ("POST", "/notes", ["notes"]),
+        ("GET", "/events/3", ["events"]),
+        ("POST", "/tasks", ["global"]),
+    ],
+)
+def test_a_call_to_follow_up_boss_falls_into_one_context(method: str, path: str, names: list[str]) -> None:
+    assert [bucket.name for bucket, _ in charges(FollowUpBoss.buckets, method, path)] == names
+
+
+def test_searches_of_hubspot_are_counted_apart_and_every_call_counts_for_the_day() -> None:
+    search = charges(BUCKETS, "POST", "/crm/v3/objects/contacts/search")
+    assert [bucket.name for bucket, _ in search] == ["daily", "search"]
+    assert [bucket.name for bucket, _ in charges(BUCKETS, "PATCH", "/crm/v3/objects/contacts/1")] == ["daily", "burst"]
+
+
+def test_a_call_may_cost_more_than_one() -> None:
+    tokens = Bucket("tokens", 100, 10.0, cost=lambda method, path: 20 if method == "GET" else 10)
+    assert [cost for _, cost in charges([tokens], "GET", "/leads")] == [20]
+
+
+@pytest.mark.parametrize("said", [{}, {"L": "25"}, {"L": "25", "R": "many"}, {"L": "２５", "R": "1"}])
+def test_headers_that_do_not_say_how_much_is_left_say_nothing(said: dict[str, str]) -> None:
+    assert left_by(said, "R", "L") is None
+
+
+# -- the count in the database ------------------------------------------------------------------------------------
+
+SMALL = Bucket("small", 10, 1.0)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_bucket_gives_what_it_holds_and_not_one_more_to_many_at_once(rig_at_rest: Rig, pooled: bool) -> None:
+    tenant_id, settings = rig_at_rest.tenant.tenant_id, rig_at_rest.runtime.settings
+    engine = make_engine(settings.database_url or "", pooled=pooled, pool_timeout=5)
+    slow = replace(SMALL, window=60.0)  # so that no window is over before all have asked
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda _: buckets.take(engine, tenant_id, slow, 1, 10), range(24)))
+    engine.dispose()
+    assert sum(one.slot is not None for one in taken) == 10
+    waits = [one.wait for one in taken if one.slot is None]
+    assert all(0 < wait <= buckets.hold(slow) + slow.window / 100 for wait in waits)
+
+
+def test_what_is_empty_is_full_again_when_it_said_so(rig_at_rest: Rig) -> None:
+    runtime, tenant_id = rig_at_rest.runtime, rig_at_rest.tenant.tenant_id
+    began = time.monotonic()
+    assert buckets.take(runtime.engine, tenant_id, SMALL, 10, 10).slot is not None
+    while (taken := buckets.take(runtime.engine, tenant_id, SMALL, 10, 10)).slot is None:
+        time.sleep(taken.wait)
+    assert SMALL.window <= time.monotonic() - began < 30
+
+
+def test_what_is_used_later_than_it_was_taken_counts_from_then(rig_at_rest: Rig) -> None:
+    runtime, tenant_id = rig_at_rest.runtime, rig_at_rest.tenant.tenant_id
+    slot = buckets.take(runtime.engine, tenant_id, SMALL, 2, 10).slot
+    assert slot is not None
+    until(lambda: runtime_now(runtime) > (slot + 5) * SMALL.window / 100, what="a later slot")
+    buckets.move(runtime.engine, tenant_id, SMALL, slot)
+    row = rig_at_rest.rows(sa.text("SELECT slots, counts FROM buckets"))[0]
+    assert row.counts == [1, 1]
+    assert row.slots[0] == slot < row.slots[1]
+
+
+def runtime_now(runtime: Runtime) -> float:
+    with runtime.engine.connect() as conn:
+        return float(conn.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+
+
+def test_what_the_crm_says_that_others_took_is_not_there_for_us(rig_at_rest: Rig) -> None:
+    runtime, tenant_id = rig_at_rest.runtime, rig_at_rest.tenant.tenant_id
+    assert buckets.take(runtime.engine, tenant_id, SMALL, 3, 10).slot is not None
+    buckets.hear(runtime.engine, tenant_id, SMALL, 8, None)  # 3 are ours, so 5 are others'
+    with runtime.engine.connect() as conn:
+        assert buckets.spent(conn, tenant_id, {"small": SMALL}) == {"small": (3, 5)}
+    assert buckets.take(runtime.engine, tenant_id, SMALL, 3, 10).slot is None
+    assert buckets.take(runtime.engine, tenant_id, SMALL, 2, 10).slot is not None
+    buckets.hear(runtime.engine, tenant_id, SMALL, 5, None)  # the CRM knows better
+    assert buckets.take(runtime.engine, tenant_id, SMALL, 5, 10).slot is not None
+
+
+# -- the gate of a process ----------------------------------------------------------------------------------------
+
+
+class Living(Life):
+    """So many processes, this one among them, for long."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def living(self) -> list[str]:
+        return ["x"] * self.number
+
+
+def gate(engine: sa.Engine, tenant_id: UUID, processes: int = 0) -> TenantGate:
+    """The gate of a process that runs for long among so many; 0: it knows of none."""
+    limits = Limits(engine, Living(processes))
+    limits._born -= 3600
+    return limits.gate(tenant_id, registry.adapter("followupboss"), Credentials(), at_home=True)
+
+
+@pytest.fixture
+def as_lane() -> Iterator[Callable[[Lane], None]]:
+    """Call for the sake of this lane from now on."""
+    before = lane.set(Lane.OWNERS)
+    yield lane.set
+    lane.reset(before)
+
+
+def test_a_lone_lead_asks_nobody(as_lane: Callable[[Lane], None]) -> None:
+    nowhere = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+    alone = gate(nowhere, UUID(int=1), processes=1)
+    for _ in range(5):  # a fifth of 25
+        tokens, wait = alone.put_by(Lane.OWNERS)
+        assert (len(tokens), wait) == (3, 0.0)
+    with pytest.raises(sa.exc.OperationalError):
+        alone.put_by(Lane.OWNERS)
+    one_of_eight = gate(nowhere, UUID(int=1), processes=8)
+    for _ in range(6):  # an eighth of a fifth of 250
+        assert one_of_eight.take("GET", "/people") == 0.0
+    with pytest.raises(sa.exc.OperationalError):
+        one_of_eight.take("GET", "/people")
+
+
+def test_all_processes_together_never_take_more_than_the_crm_lets_them(
+    rig_at_rest: Rig, as_lane: Callable[[Lane], None]
+) -> None:
+    runtime, tenant_id = rig_at_rest.runtime, rig_at_rest.tenant.tenant_id
+    gates = [gate(runtime.engine, tenant_id, processes=3) for _ in range(3)]
+
+    def rush(one: TenantGate) -> int:
+        lane.set(Lane.OWNERS)  # each thread says for itself
+        return sum(one.take("PUT", "/people/7") == 0.0 for _ in range(25))
+
+    with ThreadPoolExecutor(6) as pool:
+        got = sum(pool.map(rush, gates * 2))
+    assert got == 25
+
+
+def test_owners_have_a_share_that_notes_and_chores_cannot_take(
+    rig_at_rest: Rig, as_lane: Callable[[Lane], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = gate(rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id)
+    monkeypatch.setattr(limits, "_PATIENCE", 0.0)
+    as_lane(Lane.CHORES)
+    taken = next(n for n in range(300) if one.take("GET", "/people"))
+    assert taken == 250 - 50 - 50  # without what is dealt out among the processes and what is kept for owners
+    as_lane(Lane.NOTES)
+    assert one.take("GET", "/notes") > 0
+    as_lane(Lane.OWNERS)
+    assert next(n for n in range(300) if one.take("GET", "/people")) == 50
+
+
+def test_a_write_that_was_begun_has_what_it_needs_though_all_else_is_gone(
+    rig_at_rest: Rig, as_lane: Callable[[Lane], None]
+) -> None:
+    runtime, tenant_id = rig_at_rest.runtime, rig_at_rest.tenant.tenant_id
+    one = runtime.limits.gate(tenant_id, registry.adapter("followupboss"), Credentials(), at_home=True)
+    with runtime.limits.row(tenant_id, Lane.OWNERS) as now:
+        assert now
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(exhaust, one).result()
+        assert [one.take("GET", "/people"), one.take("PUT", "/people/7"), one.take("GET", "/people")] == [0.0] * 3
+        assert one.take("PUT", "/people/7") > 0
+    with runtime.limits.row(tenant_id, Lane.OWNERS) as now:
+        assert not now
+    assert (
+        0 < runtime.limits.next_look(60.0) <= buckets.hold(FollowUpBoss.buckets[1]) + 0.2
+    )  # a slot is a fiftieth of a window
+
+
+def exhaust(one: TenantGate) -> None:
+    """Another thread takes all that there is for owners."""
+    lane.set(Lane.OWNERS)
+    for method, path in (("GET", "/people"), ("PUT", "/people/7")):
+        while not one.take(method, path):
+            pass
+
+
+def test_an_answer_that_says_less_is_left_is_believed(rig_at_rest: Rig, as_lane: Callable[[Lane], None]) -> None:
+    one = gate(rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id)
+    one.told("PUT", "/people/7", {"X-RateLimit-Limit": "25", "X-RateLimit-Remaining": "2"}, None)
+    assert next(n for n in range(30) if one.take("PUT", "/people/7")) == 2
+    assert one.take("GET", "/people") == 0.0
+
+
+def test_limits_count_at_the_crm_itself_and_elsewhere_once_an_answer_tells_of_them(
+    rig_at_rest: Rig, as_lane: Callable[[Lane], None]
+) -> None:
+    runtime, tenant_id = rig_at_rest.runtime, rig_at_rest.tenant.tenant_id
+    elsewhere = runtime.limits.gate(tenant_id, registry.adapter("followupboss"), Credentials(), at_home=False)
+    assert [elsewhere.take("PUT", "/people/7") for _ in range(50)] == [0.0] * 50
+    elsewhere.told("PUT", "/people/7", {"X-RateLimit-Limit": "25", "X-RateLimit-Remaining": "24"}, None)
+    assert any(elsewhere.take("PUT", "/people/7") for _ in range(50))
+
+
+@pytest.mark.parametrize(("of", "window", "waits"), [(Lane.CHORES, 0.2, True), (Lane.OWNERS, 60.0, False)])
+def test_a_chore_waits_a_moment_where_it_stands_for_it_cannot_put_its_place_down(
+    rig_at_rest: Rig,
+    as_lane: Callable[[Lane], None],
+    monkeypatch: pytest.MonkeyPatch,
+    of: Lane,
+    window: float,
+    waits: bool,
+) -> None:
+    monkeypatch.setattr(FollowUpBoss, "buckets", (Bucket("global", 5, window),))
+    one = gate(rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id)
+    taken = buckets.take(rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id, one.table[0], 5, 5)
+    assert taken.slot is not None
+    as_lane(of)
+    assert (one.take("GET", "/people") == 0.0) is waits
+
+
+def test_notes_are_limited_by_their_bucket_and_delay_no_owner(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = tuple(
+        replace(bucket, window=1.0, limit=2 if bucket.name == "notes" else bucket.limit)
+        for bucket in FollowUpBoss.buckets
+    )
+    monkeypatch.setattr(FollowUpBoss, "buckets", quick)
+    rig = make_rig(limits=True, rate_window=1.0, limit_notes=2)
+    rig.first_round()
+    refs = rig.burst(6)
+    assert rig.sandbox.counts()["notes"] < 6
+    rig.settle()
+    assert [len(rig.sandbox.lead(int(ref))["notes"]) for ref in refs] == [1] * 6  # type: ignore[index]
+    assert [call for call in rig.sandbox.call_log() if call["status"] == 429] == []
+
+
+def test_check_shows_what_is_allowed_and_what_was_taken(rig_at_rest: Rig) -> None:
+    runtime, tenant_id = rig_at_rest.runtime, rig_at_rest.tenant.tenant_id
+    buckets.take(runtime.engine, tenant_id, FollowUpBoss.buckets[1], 3, 25)
+    with runtime.engine.begin() as conn:
+        breaker.shut_breaker(conn, tenant_id, seconds=60, reason="crm_asked_to_wait", lane="note")
+    found = {one.where: one.what for one in tenants.check(runtime, rig_at_rest.tenant)}
+    assert found["limit people"] == "25 in 600 s; counted lately: 3, and 0 by others of the account"
+    assert re.fullmatch(r"notes until [0-9:]{8} UTC: crm_asked_to_wait", found["pause"])
+
+
+@pytest.fixture
+def rig_at_rest(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """A tenant without a worker, and windows that no busy machine sees the end of."""
+    long = tuple(replace(bucket, window=600.0) for bucket in FollowUpBoss.buckets)
+    monkeypatch.setattr(FollowUpBoss, "buckets", long)
+    rig: Rig = make_rig(worker=False)
+    return rig
