@@ -1,0 +1,186 @@
+"""The lines that a configuration makes: of its queues, of teams that take turns as one, and of rules that rank agents.
+
+A line's members are given as entries: an agent or a line with its weight, or a team of the CRM of which everybody is a
+member. Entries are stored where such a team is among them, so that the line can follow it without the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from connector.config_model import (
+    Config,
+    ConfigTarget,
+    Member,
+    Members,
+    QueueConfig,
+    RuleConfig,
+    TeamConfig,
+)
+from connector.errors import TurnlockError
+from routing.model import TargetKind
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One of `agent_id`, `line` (its name) and `crm` (the CRM's team as the configuration names it).
+
+    ``by_hand``: named in the line's own list, which wins over what comes with a team.
+    """
+
+    weight: int | None
+    agent_id: UUID | None = None
+    line: str | None = None
+    crm: str | None = None
+    by_hand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LineConfig:
+    """A line by its name, with what a queue says besides its members; None for the line of a team or rule."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    queue: QueueConfig | None = None
+
+
+def team_line(team: str) -> str:
+    """What the line of a team is called."""
+    return f"team {team}"
+
+
+def team_of(line: str) -> str:
+    """The team whose line is called so."""
+    return line.removeprefix("team ")
+
+
+def rule_line(rule: str) -> str:
+    """What the line of a rule is called."""
+    return f"rule {rule}"
+
+
+def ranks_agents(rule: RuleConfig) -> bool:
+    """Whether a rule has a line of its own."""
+    return any(target.agents for target in rule.targets)
+
+
+def target_line(rule: RuleConfig, target: ConfigTarget) -> str | None:
+    """The name of the line that a rule's target leads to; None when it is no line."""
+    if target.kind is not TargetKind.QUEUE:
+        return None
+    if target.agents:
+        return rule_line(rule.name)
+    return target.queue if target.team is None else team_line(target.team)
+
+
+def lines_of(config: Config) -> dict[str, LineConfig]:
+    """Every line by name. A team has one where it is nested somewhere or a rule sends leads to it."""
+    teams = {team.name: team for team in config.teams}
+    found = {queue.name: LineConfig(queue.name, _entries(queue.members, teams), queue) for queue in config.queues}
+    named: list[str] = []
+    for rule in config.rules:
+        for target in rule.targets:
+            if target.agents:
+                name = rule_line(rule.name)
+                found[name] = LineConfig(name, _entries(target.agents, teams))
+            elif target.team is not None:
+                named.append(target.team)
+    todo = [*named, *(one for line in found.values() for one in _nested(line, teams))]
+    while todo:
+        team = teams[todo.pop()]
+        name = team_line(team.name)
+        if name not in found:
+            found[name] = LineConfig(name, _of_team(team, teams))
+            todo += _nested(found[name], teams)
+    return found
+
+
+def with_members(config: Config, line: str, change: Callable[[Members], Members]) -> Config | None:
+    """`config` with other members in the line of this name; None when it has no such line.
+
+    Raises :class:`TurnlockError` for the line of a team that follows the CRM.
+    """
+    for queue in config.queues:
+        if queue.name == line:
+            new = replace(queue, members=change(queue.members))
+            return replace(config, queues=tuple(new if one is queue else one for one in config.queues))
+    for team in config.teams:
+        if team_line(team.name) == line:
+            if team.from_crm is not None:
+                raise TurnlockError(f"{line!r} has the members of the CRM's team {team.from_crm!r}; change them there")
+            changed = replace(team, members=change(team.members))
+            return replace(config, teams=tuple(changed if one is team else one for one in config.teams))
+    for rule in config.rules:
+        if rule_line(rule.name) == line and ranks_agents(rule):
+            targets = tuple(replace(x, agents=change(x.agents)) if x.agents else x for x in rule.targets)
+            other = replace(rule, targets=targets)
+            return replace(config, rules=tuple(other if one is rule else one for one in config.rules))
+    return None
+
+
+def _nested(line: LineConfig, teams: Mapping[str, TeamConfig]) -> Iterator[str]:
+    names = {team_line(name): name for name in teams}
+    return (names[entry.line] for entry in line.entries if entry.line is not None)
+
+
+def _of_team(team: TeamConfig, teams: Mapping[str, TeamConfig]) -> tuple[Entry, ...]:
+    return (Entry(None, crm=team.from_crm),) if team.from_crm is not None else _entries(team.members, teams)
+
+
+def _entries(members: Members, teams: Mapping[str, TeamConfig]) -> tuple[Entry, ...]:
+    found: list[Entry] = []
+    for one in members:
+        if isinstance(one, Member):
+            found.append(Entry(one.weight, agent_id=one.agent_id, by_hand=True))
+        elif one.nested:
+            found.append(Entry(1 if one.weight is None else one.weight, line=team_line(one.team), by_hand=True))
+        else:
+            for entry in _of_team(teams[one.team], teams):
+                weight = entry.weight if one.weight is None else one.weight
+                found.append(replace(entry, weight=weight, by_hand=False))
+    return tuple(found)
+
+
+# -- entries as they are stored, and who they are ---------------------------------------------------------------------
+
+
+def stored_entries(
+    entries: Sequence[Entry], line_ids: Mapping[str, UUID], refs: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Entries as JSON: members by Turnlock's ids, teams of the CRM by the CRM's (`refs`: by how they are named)."""
+
+    def one(entry: Entry) -> dict[str, Any]:
+        if entry.crm is not None:
+            return {"team": refs[entry.crm], "weight": entry.weight}
+        member = entry.agent_id if entry.line is None else line_ids[entry.line]
+        return {"member": str(member), "weight": entry.weight, "by_hand": entry.by_hand}
+
+    return [one(entry) for entry in entries]
+
+
+def follows(kept: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The CRM's teams (ids) among stored entries."""
+    return {entry["team"] for entry in kept if "team" in entry}
+
+
+def members_of(
+    kept: Sequence[Mapping[str, Any]], teams: Mapping[str, Sequence[UUID]], without: Collection[UUID] = ()
+) -> dict[UUID, int]:
+    """The members of a line and their weights, in order of rank, from stored entries.
+
+    Whoever is named more than once is a member once, where they come first, with the weight written beside them by
+    hand, else with that of the first team. `teams` are the agents of the CRM's teams; of those, `without` are left out.
+    """
+    found: dict[UUID, int] = {}
+    for entry in kept:
+        if "team" in entry:
+            weight = 1 if entry["weight"] is None else entry["weight"]
+            for agent_id in teams.get(entry["team"], ()):
+                if agent_id not in without:
+                    found.setdefault(agent_id, weight)
+        else:
+            found.setdefault(UUID(entry["member"]), entry["weight"])
+    return found | {UUID(entry["member"]): entry["weight"] for entry in kept if entry.get("by_hand")}
