@@ -34,6 +34,7 @@ from connector.config_model import (
     QueueConfig,
     Released,
     RuleConfig,
+    TeamConfig,
     TeamMember,
 )
 from connector.config_yaml import ConfigProblem, ConfigProblems, read
@@ -52,12 +53,15 @@ __all__ = [
     "ConfigProblems",
     "ConfigTarget",
     "KnownAgent",
+    "KnownTeam",
     "Member",
     "NobodyPolicy",
     "QueueConfig",
     "Released",
     "RuleConfig",
     "SettleTimes",
+    "TeamConfig",
+    "TeamMember",
     "digest",
     "export",
     "parse",
