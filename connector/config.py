@@ -18,7 +18,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 import yaml
 
 from connector.config_build import Builder, Directory
-from connector.config_lines import lines_of, target_line
+from connector.config_lines import lines_of, target_line, team_notes
 from connector.config_model import (
     CLOSED_STAGES,
     RETURNS_PER_DAY,
@@ -334,6 +334,7 @@ def warnings(config: Config) -> list[ConfigNote]:
         elif not any(entry.weight != 0 for entry in lines[queue.name].entries):
             text = f"has no members who take turns, so each lead gets: {queue.when_nobody.kind}; add members"
             notes.append(ConfigNote(where, text))
+    notes += [ConfigNote(where, text) for where, text in team_notes(config, lines)]
     if config.default_queue is None and not any(rule.role is Role.OWNER and not rule.when for rule in config.rules):
         text = "there is none: a lead that no rule matches stays without an agent (no_rule); name a queue"
         notes.append(ConfigNote("default_queue", text))

@@ -6,7 +6,7 @@ member. Entries are stored where such a team is among them, so that the line can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -19,6 +19,7 @@ from connector.config_model import (
     QueueConfig,
     RuleConfig,
     TeamConfig,
+    TeamMember,
 )
 from connector.errors import TurnlockError
 from routing.model import TargetKind
@@ -144,43 +145,64 @@ def _entries(members: Members, teams: Mapping[str, TeamConfig]) -> tuple[Entry, 
     return tuple(found)
 
 
+def team_notes(config: Config, lines: Mapping[str, LineConfig]) -> Iterator[tuple[str, str]]:
+    """What is likely a slip about teams and rules that rank agents: where, and what with what to do."""
+    lists = [queue.members for queue in config.queues]
+    lists += [team.members for team in config.teams]
+    lists += [target.agents for rule in config.rules for target in rule.targets]
+    used: set[str | None] = {one.team for members in lists for one in members if isinstance(one, TeamMember)}
+    used |= {target.team for rule in config.rules for target in rule.targets}
+    for team in config.teams:
+        if team.name not in used:
+            yield f'team "{team.name}"', "nothing uses it; name it in a queue or a rule, or remove it"
+    for line in lines.values():
+        by_hand = {entry.agent_id for entry in line.entries if entry.by_hand and entry.agent_id is not None}
+        twice = sum(entry.agent_id in by_hand for entry in line.entries if not entry.by_hand)
+        where = f'queue "{line.name}"' if line.queue is not None else line.name
+        if twice:
+            text = "named in it also come(s) with a team; each is a member once, with the weight written beside them"
+            yield where, f"{twice} agent(s) {text}"
+        if line.queue is None and all(entry.weight == 0 for entry in line.entries):
+            yield where, "has no members who take turns; give somebody a weight above 0"
+
+
 # -- entries as they are stored, and who they are ---------------------------------------------------------------------
 
 
+Kept = Mapping[str, Any]
+"""An entry as it is stored."""
+
+
 def stored_entries(
-    entries: Sequence[Entry], line_ids: Mapping[str, UUID], refs: Mapping[str, str]
+    entries: Sequence[Entry], line_ids: Mapping[str, UUID], refs: Callable[[str], str]
 ) -> list[dict[str, Any]]:
-    """Entries as JSON: members by Turnlock's ids, teams of the CRM by the CRM's (`refs`: by how they are named)."""
+    """Entries as JSON: members by Turnlock's ids, teams of the CRM by the CRM's (`refs`) and as they are named."""
 
     def one(entry: Entry) -> dict[str, Any]:
         if entry.crm is not None:
-            return {"team": refs[entry.crm], "weight": entry.weight}
+            return {"team": refs(entry.crm), "named": entry.crm, "weight": entry.weight}
         member = entry.agent_id if entry.line is None else line_ids[entry.line]
         return {"member": str(member), "weight": entry.weight, "by_hand": entry.by_hand}
 
     return [one(entry) for entry in entries]
 
 
-def follows(kept: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The CRM's teams (ids) among stored entries."""
-    return {entry["team"] for entry in kept if "team" in entry}
+def follows(kept: Sequence[Kept]) -> bool:
+    """Whether a team of the CRM is among stored entries."""
+    return any("team" in entry for entry in kept)
 
 
-def members_of(
-    kept: Sequence[Mapping[str, Any]], teams: Mapping[str, Sequence[UUID]], without: Collection[UUID] = ()
-) -> dict[UUID, int]:
+def members_of(kept: Sequence[Kept], agents_in: Callable[[Kept], Sequence[UUID]]) -> dict[UUID, int]:
     """The members of a line and their weights, in order of rank, from stored entries.
 
     Whoever is named more than once is a member once, where they come first, with the weight written beside them by
-    hand, else with that of the first team. `teams` are the agents of the CRM's teams; of those, `without` are left out.
+    hand, else with that of the first team. `agents_in` tells who is in the CRM's team of an entry.
     """
     found: dict[UUID, int] = {}
     for entry in kept:
         if "team" in entry:
-            weight = 1 if entry["weight"] is None else entry["weight"]
-            for agent_id in teams.get(entry["team"], ()):
-                if agent_id not in without:
-                    found.setdefault(agent_id, weight)
+            for agent_id in agents_in(entry):
+                found.setdefault(agent_id, 1 if entry["weight"] is None else entry["weight"])
         else:
             found.setdefault(UUID(entry["member"]), entry["weight"])
     return found | {UUID(entry["member"]): entry["weight"] for entry in kept if entry.get("by_hand")}

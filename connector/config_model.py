@@ -40,10 +40,14 @@ class KnownAgent:
 
 @dataclass(frozen=True, slots=True)
 class KnownTeam:
-    """A team of the CRM that a configuration may follow: by ``ref`` (the CRM's id) or name."""
+    """A team of the CRM that a configuration may follow: by ``ref`` (the CRM's id) or name.
+
+    ``gone``: the CRM lists it no more.
+    """
 
     ref: str
     name: str
+    gone: bool = False
 
 
 class Released(StrEnum):

@@ -19,10 +19,11 @@ MAX_LEVELS = 4
 
 
 def find_team(text: str, known: Iterable[KnownTeam]) -> list[KnownTeam]:
-    """The CRM's teams that `text` may mean, by id, else by name; one when it is clear."""
+    """The CRM's teams that `text` may mean, by id, else by name; one when it is clear. One that is gone counts last."""
+    said = text.strip().casefold()
     known = list(known)
-    by_ref = [team for team in known if team.ref == text]
-    return by_ref or [team for team in known if team.name.strip().casefold() == text.strip().casefold()]
+    found = [team for team in known if team.ref == text] or [team for team in known if team.name.casefold() == said]
+    return [team for team in found if not team.gone] or found
 
 
 class TeamReader:

@@ -15,7 +15,16 @@ from connector import config as yaml_config
 from connector import config_kept, team_lines, work
 from connector.config_kept import canonical
 from connector.config_lines import follows, lines_of, members_of, ranks_agents, stored_entries, target_line
-from connector.config_model import RETURNS_PER_DAY, Config, ConfigTarget, KnownAgent, Member, QueueConfig, RuleConfig
+from connector.config_model import (
+    RETURNS_PER_DAY,
+    Config,
+    ConfigTarget,
+    KnownAgent,
+    KnownTeam,
+    Member,
+    QueueConfig,
+    RuleConfig,
+)
 from connector.database import new_id, unit
 from connector.errors import NotFound, TurnlockError
 from connector.runtime import Runtime, Tenant
@@ -46,6 +55,11 @@ def known_agents(conn: sa.Connection, tenant_id: UUID) -> list[KnownAgent]:
         .order_by(a.name, r.ref)
     )
     return [KnownAgent(*row) for row in rows]
+
+
+def known_teams(runtime: Runtime, conn: sa.Connection, tenant_id: UUID) -> Sequence[KnownTeam] | None:
+    """The CRM's teams that a configuration may follow; None while the database cannot keep any."""
+    return team_lines.Teams.load(conn, tenant_id, ()).known if Flag.TEAMS in runtime.stages(conn) else None
 
 
 def current(conn: sa.Connection, tenant_id: UUID, version: int | None = None) -> tuple[int, str] | None:
@@ -142,7 +156,7 @@ def carry_out(
     tenant_id, stages = tenant.tenant_id, runtime.stages(conn)
     held = hold(conn, tenant_id)
     agents = known_agents(conn, tenant_id)
-    teams = team_lines.known_teams(conn, tenant_id) if Flag.TEAMS in stages else ()
+    teams = known_teams(runtime, conn, tenant_id)
     capabilities = _capabilities(tenant)
     config = yaml_config.parse(text, known_agents=agents, capabilities=capabilities, known_teams=teams)
     _refuse_beyond_schema(runtime, conn, config)
@@ -312,13 +326,14 @@ def _queues(
             conn.execute(sa.insert(t.queues).values(tenant_id=tenant_id, queue_id=ids[name], name=name))
     nested = {entry.line for line in wanted.values() for entry in line.entries if entry.line is not None}
     team_lines.take_places(conn, tenant_id, {name: ids[name] for name in nested})
-    teams = team_lines.Teams.load(conn, tenant_id, config) if Flag.TEAMS in stages else team_lines.Teams()
+    house = config.unassigned.user_refs
+    teams = team_lines.Teams.load(conn, tenant_id, house) if Flag.TEAMS in stages else team_lines.Teams()
     store.lock_queues(conn, tenant_id, list(ids.values()))
     flags = store.tenant_row(conn, tenant_id).flags
     for name, queue_id in ids.items():
         line = wanted.get(name)
         configured = None if line is None else line.queue or QueueConfig(name)
-        entries = [] if line is None else stored_entries(line.entries, ids, teams.refs)
+        entries = [] if line is None else stored_entries(line.entries, ids, teams.named)
         values: dict[str, Any] = {"active": configured is not None}
         if Flag.TEAMS in stages:
             values["follows"] = entries if follows(entries) else None
@@ -336,7 +351,7 @@ def _queues(
                     "skip_policy": {skip.value: cost.value for skip, cost in configured.skip_policy.items()},
                 }
         conn.execute(sa.update(t.queues).where(q.tenant_id == tenant_id, q.queue_id == queue_id).values(**values))
-        members = members_of(entries, teams.agents, teams.house)
+        members = members_of(entries, teams.agents_in)
         set_members(conn, tenant_id, queue_id, members, stages=stages, flags=flags, who=who, now=now)
     return {name: ids[name] for name in wanted}
 

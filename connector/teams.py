@@ -15,6 +15,7 @@ from connector.alarms import close_alarm, open_alarm
 from connector.config_model import Config, Member, QueueConfig
 from connector.database import at_rest, unit
 from connector.errors import NotFound, TurnlockError
+from connector.naming import Json, Names
 from connector.runtime import Runtime, Tenant
 from routing import store
 from routing import tables as t
@@ -33,7 +34,7 @@ def sync_teams(runtime: Runtime, tenant: Tenant) -> int:
     with at_rest(runtime.engine) as conn:
         if Capability.TEAMS not in tenant.adapter.capabilities or Flag.TEAMS not in runtime.stages(conn):
             return 0
-        followed = set().union(*team_lines.following(conn, tenant_id).values())
+        followed = team_lines.following(conn, tenant_id)
     try:
         found = list(tenant.adapter.list_teams(oauth.client(runtime, tenant)))
     except CrmError as error:
@@ -42,12 +43,14 @@ def sync_teams(runtime: Runtime, tenant: Tenant) -> int:
         _log.info("teams cannot be read", tenant=tenant.name, outcome=error.outcome.value)
         return 0
     with unit(runtime.engine) as (conn, now):
-        gone = team_lines.keep_teams(conn, tenant_id, found, now)
-        for ref, name in gone.items():
-            if ref in followed:
-                text = "the CRM has this team no more; its last members go on. Name another team in the configuration"
-                open_alarm(conn, tenant_id, "team_gone", name, text)
-        if not gone.keys() & followed:
+        team_lines.keep_teams(conn, tenant_id, found, now)
+        teams = team_lines.Teams.load(conn, tenant_id)
+        wanted = [entry for entries in followed.values() for entry in entries if "team" in entry]
+        gone = {entry["named"] for entry in wanted if teams.ref(entry) is None}
+        for name in sorted(gone):
+            text = "the CRM has this team no more; its last members go on. Name another team in the configuration"
+            open_alarm(conn, tenant_id, "team_gone", name, text)
+        if not gone:
             close_alarm(conn, tenant_id, "team_gone")
     with unit(runtime.engine) as (conn, now):
         if Flag.TEAMS not in store.tenant_row(conn, tenant_id).flags:
@@ -58,6 +61,29 @@ def sync_teams(runtime: Runtime, tenant: Tenant) -> int:
     if moved:
         runtime.wake(tenant_id)
     return moved
+
+
+def shown(runtime: Runtime, tenant: Tenant) -> list[Json]:
+    """The CRM's teams as they were read last, with who is in each and the lines that follow it, JSON-safe."""
+    tenant_id = tenant.tenant_id
+    with runtime.engine.connect() as conn:
+        if Flag.TEAMS not in runtime.stages(conn):
+            return []
+        names, teams = Names.load(conn, tenant_id), team_lines.Teams.load(conn, tenant_id)
+        lines: dict[str | None, list[str | None]] = {}
+        for queue_id, entries in team_lines.following(conn, tenant_id).items():
+            for ref in {teams.ref(entry) or entry["team"] for entry in entries if "team" in entry}:
+                lines.setdefault(ref, []).append(names.queue(queue_id))
+    return [
+        {
+            "ref": team.ref,
+            "name": team.name,
+            "agents": [names.agent(agent_id) for agent_id in teams.agents[team.ref]],
+            "lines": sorted(filter(None, lines.get(team.ref, ()))),
+            "gone": team.gone,
+        }
+        for team in teams.known
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,18 +21,13 @@ from routing.skips import Unavailable
 
 @dataclass(slots=True)
 class Sight:
-    """One line as a lead finds it: who of it is away, and its teams as they were found in turn."""
+    """One line as a lead finds it: who of it is away, who can take it, and its teams as they were found in turn."""
 
     queue_id: UUID
     line: Line
     away: list[Unavailable] = field(default_factory=list)
+    available: list[UUID] = field(default_factory=list)
     inside: dict[UUID, Sight] = field(default_factory=dict)
-
-    @property
-    def available(self) -> list[UUID]:
-        """The members, agents and teams, who can take the lead."""
-        gone = {out.agent_id for out in self.away}
-        return [place.agent_id for place in self.line.places if place.agent_id not in gone]
 
     def passed(self) -> Iterator[tuple[UUID, Sight]]:
         """The teams in which nobody is available, each with the line that it is a member of."""
@@ -82,7 +77,9 @@ def look(
             inside = look(place.agent_id, lines, agents, away, teams=teams, weights=weights)
             sight.inside[place.agent_id] = inside
             out = None if inside.available else Unavailable(place.agent_id, Skip.TEAM_AWAY, _nobody(inside))
-        if out is not None:
+        if out is None:
+            sight.available.append(place.agent_id)
+        else:
             sight.away.append(out)
     return sight
 

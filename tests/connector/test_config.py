@@ -49,7 +49,7 @@ EVERYTHING = frozenset({"collaborators", "teams"})
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
-TEAMS = [KnownTeam("7", "North"), KnownTeam("8", "Twins"), KnownTeam("9", "twins ")]
+TEAMS = [KnownTeam("7", "North"), KnownTeam("8", "Twins"), KnownTeam("9", "twins")]
 
 
 def load(text: str | bytes, capabilities: frozenset[str] = EVERYTHING) -> Config:
@@ -533,6 +533,20 @@ def test_every_configuration_survives_its_export(config: Config) -> None:
     assert back == config
     assert digest(back) == digest(config)
     assert yaml.safe_load(text), "other tools can read it too"
+
+
+def test_slips_about_teams_are_noted() -> None:
+    text = (
+        "version: 1\nteams:\n  North: {members: ['12', '13']}\n  South: {members: [{agent: no, weight: 0}]}\n"
+        "  Spare: {members: ['12']}\nqueues:\n  A: {members: [{team: North}, '12', {team: South, nested: true}]}\n"
+        "default_queue: A\n"
+    )
+    assert {str(note) for note in warnings(load(text))} == {
+        'team "Spare": nothing uses it; name it in a queue or a rule, or remove it',
+        'queue "A": 1 agent(s) named in it also come(s) with a team; each is a member once, with the weight written '
+        "beside them",
+        "team South: has no members who take turns; give somebody a weight above 0",
+    }
 
 
 # -- digest ---------------------------------------------------------------------------------------------------

@@ -125,9 +125,10 @@ def test_without_the_locks_of_the_teams_lines_that_promise_breaks(
         return sorted(ids)
 
     def both_read(*given: Any) -> Any:
-        loaded.append(load(*given))
+        found = load(*given)
+        loaded.append(found)
         until(lambda: len(loaded) >= 2, what="both have read the line of the team")
-        return loaded[-1] if len(loaded) > 2 else load(*given)
+        return found
 
     monkeypatch.setattr(store, "lock_queues", only_queues)
     monkeypatch.setattr(store, "load_queues", both_read)
@@ -303,6 +304,10 @@ def test_lines_follow_a_team_of_the_crm_as_agents_join_and_leave(make_rig: Calla
     rig.configure(FOLLOWS)
     # Once, with the weight that is written beside her; nobody joins or leaves without a reading.
     assert members(rig, "All") == {ANA: 2, BEN: 1, CY: 1}
+    with command_line(rig.runtime.settings) as run:
+        (team,) = [row for row in run.json("agents", "teams", "acme")["teams"] if row["name"] == "Austin North"]
+        assert ([who["ref"] for who in team["agents"]], team["lines"]) == ([ANA, BEN, CY], ["All", NORTH])
+        assert "Ana Alvarez (12), Ben Brown (13), Cy Chen (14)" in run("agents", "teams", "acme").output
     version = rig.one("SELECT config_version FROM tenants WHERE tenant_id = :t")
     assert [rig.assign() for _ in range(4)] == [ANA, BEN, CY, ANA]
     rig.settle_owners()
@@ -337,7 +342,14 @@ def test_lines_follow_a_team_of_the_crm_as_agents_join_and_leave(make_rig: Calla
     rig.sync()
     assert "team_gone" in rig.alarms()
     assert set(members(rig, NORTH)) == {BEN, CY, DEE}
+    again = rig.sandbox.add_pond("austin north", [int(BEN), int(ELI), int(DEE)])  # by the name that is configured
+    rig.sync()
+    assert "team_gone" not in rig.alarms()
+    assert set(members(rig, NORTH)) == {BEN, ELI, DEE}
+    rig.sandbox.change_pond(again, [int(BEN), int(CY), int(DEE)])
     rig.configure(FOLLOWS.replace("default_queue", "unassigned: {users: ['15']}\ndefault_queue"))
+    assert set(members(rig, NORTH)) == {BEN, ELI}
+    rig.sync()
     assert set(members(rig, NORTH)) == {BEN, CY}
     rig.settle_owners()
     rig.audit()
