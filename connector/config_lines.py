@@ -89,20 +89,20 @@ def lines_of(config: Config) -> dict[str, LineConfig]:
                 found[name] = LineConfig(name, _entries(target.agents, teams))
             elif target.team is not None:
                 named.append(target.team)
-    todo = [*named, *(one for line in found.values() for one in _nested(line, teams))]
+    todo = [*named, *(one for line in found.values() for one in _nested(line))]
     while todo:
         team = teams[todo.pop()]
         name = team_line(team.name)
         if name not in found:
             found[name] = LineConfig(name, _of_team(team, teams))
-            todo += _nested(found[name], teams)
+            todo += _nested(found[name])
     return found
 
 
 def with_members(config: Config, line: str, change: Callable[[Members], Members]) -> Config | None:
     """`config` with other members in the line of this name; None when it has no such line.
 
-    Raises :class:`TurnlockError` for the line of a team that follows the CRM.
+    Raises :class:`TurnlockError` for the line of a team that follows the CRM, and for a team or a rule left empty.
     """
     for queue in config.queues:
         if queue.name == line:
@@ -112,19 +112,28 @@ def with_members(config: Config, line: str, change: Callable[[Members], Members]
         if team_line(team.name) == line:
             if team.from_crm is not None:
                 raise TurnlockError(f"{line!r} has the members of the CRM's team {team.from_crm!r}; change them there")
-            changed = replace(team, members=change(team.members))
+            changed = replace(team, members=_some(line, change(team.members)))
             return replace(config, teams=tuple(changed if one is team else one for one in config.teams))
     for rule in config.rules:
         if rule_line(rule.name) == line and ranks_agents(rule):
-            targets = tuple(replace(x, agents=change(x.agents)) if x.agents else x for x in rule.targets)
-            other = replace(rule, targets=targets)
+            other = replace(
+                rule,
+                targets=tuple(
+                    replace(one, agents=_some(line, change(one.agents))) if one.agents else one for one in rule.targets
+                ),
+            )
             return replace(config, rules=tuple(other if one is rule else one for one in config.rules))
     return None
 
 
-def _nested(line: LineConfig, teams: Mapping[str, TeamConfig]) -> Iterator[str]:
-    names = {team_line(name): name for name in teams}
-    return (names[entry.line] for entry in line.entries if entry.line is not None)
+def _some(line: str, members: Members) -> Members:
+    if not members:
+        raise TurnlockError(f"{line!r} would have no member left; take it out of the configuration instead")
+    return members
+
+
+def _nested(line: LineConfig) -> Iterator[str]:
+    return (team_of(entry.line) for entry in line.entries if entry.line is not None)
 
 
 def _of_team(team: TeamConfig, teams: Mapping[str, TeamConfig]) -> tuple[Entry, ...]:

@@ -256,6 +256,10 @@ def test_a_rule_has_a_line_of_its_own_that_goes_on_through_every_apply(rig: Rig)
         assert run.json("queue", "next", "acme", "Luxury", "--count", "4")["queue"] == "rule Luxury"
         run("queue", "reweight", "acme", "rule Luxury", "13", "2", "--why", "a test")
         run("queue", "reweight", "acme", "rule Luxury", "13", "1", "--why", "a test")
+        run("queue", "remove", "acme", "South", "15", "--why", "a test")
+        said = run("queue", "remove", "acme", "South", "14", "--why", "a test", code=1).stderr
+        assert "'team South' would have no member left" in said
+        run("queue", "add", "acme", "South", "15", "--why", "a test")
     owners = [rig.assign(price=950_000) for _ in range(2)]
     moved = RANKED.replace(
         "rules:\n", "rules:\n  - {name: First, when: {field: city, equals: Rome}, to: {queue: All}}\n"
