@@ -46,12 +46,15 @@ def sync_teams(runtime: Runtime, tenant: Tenant) -> int:
         team_lines.keep_teams(conn, tenant_id, found, now)
         teams = team_lines.Teams.load(conn, tenant_id)
         wanted = [entry for entries in followed.values() for entry in entries if "team" in entry]
-        gone = {entry["named"] for entry in wanted if teams.ref(entry) is None}
-        for name in sorted(gone):
-            text = "the CRM has this team no more; its last members go on. Name another team in the configuration"
-            open_alarm(conn, tenant_id, "team_gone", name, text)
-        if not gone:
-            close_alarm(conn, tenant_id, "team_gone")
+        there = {entry["named"]: teams.ref(entry) is not None for entry in wanted}
+        for name in sorted(there):
+            if there[name]:
+                close_alarm(conn, tenant_id, "team_gone", name)
+            else:
+                text = "the CRM has this team no more; its last members go on. Name another team in the configuration"
+                open_alarm(conn, tenant_id, "team_gone", name, text)
+        if all(there.values()):
+            close_alarm(conn, tenant_id, "team_gone")  # also of teams that nothing follows any more
     with unit(runtime.engine) as (conn, now):
         if Flag.TEAMS not in store.tenant_row(conn, tenant_id).flags:
             return 0

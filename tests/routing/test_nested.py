@@ -138,6 +138,33 @@ def test_a_turn_that_a_team_is_owed_comes_first_and_so_does_the_one_of_its_agent
     assert [way(office.decide())[1] for _ in range(3)] == [agent(0, 1), agent(1, 0), agent(0, 0)]
 
 
+def test_a_team_of_teams_is_one_line_more() -> None:
+    office = Office([(1, (1,)), (1, (1,))])
+    region, far = UUID(int=5_000), UUID(int=5_001)
+    lines = {
+        region: rotation.new_line([(OUTER, 2), (far, 1)]),
+        far: rotation.new_line([(agent(7, 0), 1)]),
+        **office.bench.lines,
+    }
+    office.agents[agent(7, 0)] = Agent(agent(7, 0), "far", "Far away")
+    queues = {queue_id: QueueState(queue_id, str(queue_id.int), line) for queue_id, line in lines.items()}
+    names = {queue_id: queue.name for queue_id, queue in queues.items()}
+    teams = {region: (OUTER, far), **office.plan.teams}
+    plan = replace(office.plan, default_queue_id=region, queue_names=names, teams=teams)
+    assert plan.lines_of([region]) == lines.keys()
+    assert region in plan.homes([team(1)])
+    office.bench = Bench(plan, office.agents, queues, NOW)
+    assert [way(office.decide()) for _ in range(3)] == [
+        [OUTER, team(0), agent(0, 0)], [far, agent(7, 0)], [OUTER, team(1), agent(1, 0)],
+    ]  # fmt: skip
+    decision = office.decide(away=[agent(0, 0), agent(1, 0)])
+    assert way(decision) == [far, agent(7, 0)]
+    passed = [(path["queue"], path["within"]) for path in decision.record["paths"][1:]]
+    assert passed == [
+        (str(OUTER), str(region)), (str(team(0)), str(OUTER)), (str(team(1)), str(OUTER)), (str(far), str(region)),
+    ]  # fmt: skip
+
+
 def test_all_lines_that_a_decision_may_need_are_asked_for_together() -> None:
     office = Office([(1, (1,)), (1, (1,))])
     bench = Bench(office.plan, office.agents, {}, NOW)
