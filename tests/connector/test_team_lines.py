@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +11,9 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
+from adapters.base import Team
+from adapters.hubspot import HubSpot
+from adapters.outcome import CrmError, Outcome
 from connector import configuration, fairness, flags, preview, returns, turns
 from connector.auditing import audit_queues
 from connector.config import ConfigProblems
@@ -84,19 +87,21 @@ def test_a_lead_takes_a_turn_of_the_queue_and_one_of_the_team(rig: Rig) -> None:
         assert "Cy Chen" in run("queue", "show", "acme", "South").output  # by the team's own name
 
 
+def deciding(rig: Rig) -> int:
+    """One look of a decider of its own: how many events it saw through."""
+    return Decider(rig.runtime, lambda *_: None, lambda: 0).run(rig.tenant.tenant_id)
+
+
 def test_two_units_at_once_take_two_turns_of_the_queue_and_two_of_the_teams(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(worker=False)
     rig.configure(NESTED)
-
-    def deciding() -> int:
-        return Decider(rig.runtime, lambda *_: None, lambda: 0).run(rig.tenant.tenant_id)
 
     with ThreadPoolExecutor(3) as pool, queue_held(rig, SOUTH):
         units = []
         for number in range(1, 4):  # the lock of one line is enough to make them wait for each other
             rig.create()
             assert rig.sandbox.wait_idle()
-            units.append(pool.submit(deciding))
+            units.append(pool.submit(deciding, rig))
             until(lambda number=number: waiting_for_locks(rig) == number, what=f"unit {number} waiting")
     assert [unit.result() for unit in units] == [1, 1, 1]
     assert taken(rig, "All") == [NORTH, SOUTH, NORTH]
@@ -133,9 +138,12 @@ def test_without_the_locks_of_the_teams_lines_that_promise_breaks(
     monkeypatch.setattr(store, "lock_queues", only_queues)
     monkeypatch.setattr(store, "load_queues", both_read)
     monkeypatch.setattr("connector.inbox.BATCH_DELIVERIES", 1)  # two units
-    deciders = [Decider(rig.runtime, lambda *_: None, lambda: 0) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda one: one.run(rig.tenant.tenant_id), deciders))
+        units = []
+        for number in (1, 2):
+            units.append(pool.submit(deciding, rig))
+            until(lambda number=number: len(loaded) >= number, what=f"unit {number} has read")
+        assert [unit.result() for unit in units] == [1, 1]
     # The guard on the position is what is left: of the two one is refused, and tried again later.
     assert rig.most_tries() == 1
     assert taken(rig, NORTH) == [ANA]
@@ -380,6 +388,29 @@ def test_while_the_flag_is_off_lines_keep_whom_they_have_and_follow_at_once_when
     assert [rig.assign(source="Web") for _ in range(3)] == [BEN, ELI, CY]
     rig.settle_owners()
     rig.audit()
+
+
+def test_a_crm_that_does_not_show_its_teams_fails_the_sync_only_where_a_line_follows_one(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig("hubspot", worker=False)
+
+    def refuses(*_: Any) -> Iterator[Team]:
+        raise CrmError(Outcome.FORBIDDEN, status=403)
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HubSpot, "list_teams", refuses)
+        assert rig.sync()["same"] > 0
+    rig.sandbox.add_pond("Austin North", [int(BEN)])
+    rig.sync()
+    rig.configure(FOLLOWS)
+    monkeypatch.setattr(HubSpot, "list_teams", lambda *_: iter(()))
+    rig.sync()  # an account without any team is a hiccup, and says nothing
+    assert set(members(rig, NORTH)) == {BEN}
+    monkeypatch.setattr(HubSpot, "list_teams", refuses)
+    with pytest.raises(CrmError):
+        rig.sync()
 
 
 # -- seen from everywhere -------------------------------------------------------------------------------------------
