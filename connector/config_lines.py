@@ -18,7 +18,6 @@ from connector.config_model import (
     Members,
     QueueConfig,
     RuleConfig,
-    TeamConfig,
     TeamMember,
 )
 from connector.errors import TurnlockError
@@ -79,22 +78,22 @@ def target_line(rule: RuleConfig, target: ConfigTarget) -> str | None:
 
 def lines_of(config: Config) -> dict[str, LineConfig]:
     """Every line by name. A team has one where it is nested somewhere or a rule sends leads to it."""
-    teams = {team.name: team for team in config.teams}
-    found = {queue.name: LineConfig(queue.name, _entries(queue.members, teams), queue) for queue in config.queues}
+    flat = _Flat(config)
+    found = {queue.name: LineConfig(queue.name, flat.of(queue.members), queue) for queue in config.queues}
     named: list[str] = []
     for rule in config.rules:
         for target in rule.targets:
             if target.agents:
                 name = rule_line(rule.name)
-                found[name] = LineConfig(name, _entries(target.agents, teams))
+                found[name] = LineConfig(name, flat.of(target.agents))
             elif target.team is not None:
                 named.append(target.team)
     todo = [*named, *(one for line in found.values() for one in _nested(line))]
     while todo:
-        team = teams[todo.pop()]
-        name = team_line(team.name)
+        team = todo.pop()
+        name = team_line(team)
         if name not in found:
-            found[name] = LineConfig(name, _of_team(team, teams))
+            found[name] = LineConfig(name, flat.of_team(team))
             todo += _nested(found[name])
     return found
 
@@ -136,22 +135,39 @@ def _nested(line: LineConfig) -> Iterator[str]:
     return (team_of(entry.line) for entry in line.entries if entry.line is not None)
 
 
-def _of_team(team: TeamConfig, teams: Mapping[str, TeamConfig]) -> tuple[Entry, ...]:
-    return (Entry(None, crm=team.from_crm),) if team.from_crm is not None else _entries(team.members, teams)
+class _Flat:
+    """Who is in lists of members, teams taken apart where they are not nested. Each team is taken apart once."""
 
+    def __init__(self, config: Config) -> None:
+        self._teams = {team.name: team for team in config.teams}
+        self._done: dict[str, tuple[Entry, ...]] = {}
 
-def _entries(members: Members, teams: Mapping[str, TeamConfig]) -> tuple[Entry, ...]:
-    found: list[Entry] = []
-    for one in members:
-        if isinstance(one, Member):
-            found.append(Entry(one.weight, agent_id=one.agent_id, by_hand=True))
-        elif one.nested:
-            found.append(Entry(1 if one.weight is None else one.weight, line=team_line(one.team), by_hand=True))
-        else:
-            for entry in _of_team(teams[one.team], teams):
-                weight = entry.weight if one.weight is None else one.weight
-                found.append(replace(entry, weight=weight, by_hand=False))
-    return tuple(found)
+    def of_team(self, name: str) -> tuple[Entry, ...]:
+        """Everybody of a team."""
+        if name not in self._done:
+            team = self._teams[name]
+            crm = (Entry(None, crm=team.from_crm),)
+            self._done[name] = self.of(team.members) if team.from_crm is None else crm
+        return self._done[name]
+
+    def of(self, members: Members) -> tuple[Entry, ...]:
+        """Each member once: where they are named first, as they are named by hand, else as the first team has them."""
+        found: dict[tuple[UUID | None, str | None, str | None], Entry] = {}
+        for one in members:
+            if isinstance(one, Member):
+                some = [Entry(one.weight, agent_id=one.agent_id, by_hand=True)]
+            elif one.nested:
+                some = [Entry(1 if one.weight is None else one.weight, line=team_line(one.team), by_hand=True)]
+            else:
+                some = [
+                    replace(entry, weight=entry.weight if one.weight is None else one.weight, by_hand=False)
+                    for entry in self.of_team(one.team)
+                ]
+            for entry in some:
+                key = (entry.agent_id, entry.line, entry.crm)
+                if entry.by_hand or key not in found:
+                    found[key] = entry
+        return tuple(found.values())
 
 
 def team_notes(config: Config, lines: Mapping[str, LineConfig]) -> Iterator[tuple[str, str]]:
@@ -164,9 +180,12 @@ def team_notes(config: Config, lines: Mapping[str, LineConfig]) -> Iterator[tupl
     for team in config.teams:
         if team.name not in used:
             yield f'team "{team.name}"', "nothing uses it; name it in a queue or a rule, or remove it"
+    flat = _Flat(config)
     for line in lines.values():
-        by_hand = {entry.agent_id for entry in line.entries if entry.by_hand and entry.agent_id is not None}
-        twice = sum(entry.agent_id in by_hand for entry in line.entries if not entry.by_hand)
+        members = line.queue.members if line.queue is not None else ()
+        alone = {one.agent_id for one in members if isinstance(one, Member)}
+        whole = flat.of(tuple(one for one in members if isinstance(one, TeamMember)))
+        twice = len(alone & {entry.agent_id for entry in whole})
         where = f'queue "{line.name}"' if line.queue is not None else line.name
         if twice:
             text = "named in it also come(s) with a team; each is a member once, with the weight written beside them"

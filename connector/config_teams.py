@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -14,8 +15,8 @@ from connector.schema_words import Path, one_of
 if TYPE_CHECKING:
     from connector.config_build import Builder
 
-#: So many lines one within the other at most, the queue's own counted.
-MAX_LEVELS = 4
+#: So many teams one within the other at most: with the queue's own, one line more is locked together.
+MAX_DEPTH = 3
 
 
 def find_team(text: str, known: Iterable[KnownTeam]) -> list[KnownTeam]:
@@ -49,7 +50,7 @@ class TeamReader:
                 continue
             if "team" in given:
                 one = TeamMember(str(given["team"]), weight, given.get("nested") is True)
-                self._team(here, given["team"])
+                self._team((*here, "team"), given["team"])
                 if one.team in teams:
                     self._builder.problem((*here, "team"), "is named twice in this list", "keep one entry")
                 teams.add(one.team)
@@ -71,13 +72,13 @@ class TeamReader:
 
     def target(self, path: Path, text: object) -> str | None:
         """A team that a rule sends leads to."""
-        self._team((*path,), text, of_target=True)
+        self._team(path, text)
         return text if isinstance(text, str) and text else None
 
-    def _team(self, path: Path, text: object, *, of_target: bool = False) -> None:
+    def _team(self, path: Path, text: object) -> None:
         if isinstance(text, str) and text and text not in self._raw:
             fix = self._builder.hint(text, self._raw, one_of(self._raw) + "; teams stand under `teams`")
-            self._builder.problem(path if of_target else (*path, "team"), f'there is no team "{text[:100]}"', fix)
+            self._builder.problem(path, f'there is no team "{text[:100]}"', fix)
 
     def teams(self) -> tuple[TeamConfig, ...]:
         """All teams, in order of name."""
@@ -106,26 +107,35 @@ class TeamReader:
                 problem(path, f'the CRM has no team "{text[:100]}"', self._builder.hint(text, names, other))
 
     def check(self, teams: tuple[TeamConfig, ...], queues: Iterable[QueueConfig], rules: Iterable[RuleConfig]) -> None:
-        """Whatever can only be seen of all of them: circles, levels, and names of lines that clash."""
-        by_name = {team.name: team.members for team in teams}
-        circles = list(_circles(by_name))
-        for circle in circles:
-            said = " -> ".join(circle)
-            fix = "take one of them out of the other"
-            self._builder.problem(("teams", circle[0]), f"teams hold each other in a circle: {said}", fix, of_key=True)
-        if circles:
-            return
+        """Whatever can only be seen of all of them: circles, depth, and names of lines that clash."""
+        graph = {team.name: _held(team.members) & self._raw.keys() for team in teams}
+        depth: dict[str, int] = {}
+        for name in self._in_order(graph):
+            depth[name] = 1 + max((depth.get(held, 0) for held in graph[name]), default=0)
         lists: list[tuple[Path, Members]] = [(("queues", queue.name, "members"), queue.members) for queue in queues]
         for at, rule in enumerate(rules):
             for step, target in enumerate(rule.targets):
-                where = "to" if step == 0 else "else"
-                lists.append((("rules", at, where), target.agents))
+                lists.append((("rules", at, *(("to",) if step == 0 else ("else", step - 1))), target.agents))
         for path, members in lists:
-            levels = 1 + _levels(members, by_name.get)
-            if levels > MAX_LEVELS:
-                what = f"has {levels} lines one within the other"
-                self._builder.problem(path, what, f"nest teams so that there are {MAX_LEVELS} at most")
+            deepest = max((depth.get(held, 0) for held in _held(members)), default=0)
+            if deepest > MAX_DEPTH:
+                what = f"has {deepest} teams one within the other"
+                self._builder.problem(path, what, f"join some of them, so that there are {MAX_DEPTH} at most")
         self._names(teams, rules)
+
+    def _in_order(self, graph: dict[str, set[str]]) -> list[str]:
+        """The teams, each after those that it holds; what is left of them once every circle is told and cut."""
+        while True:
+            try:
+                return list(TopologicalSorter(graph).static_order())
+            except CycleError as error:
+                circle = error.args[1][::-1]  # each holds the next
+                first = min(range(len(circle) - 1), key=lambda at: list(graph).index(circle[at]))
+                way = [*circle[first:-1], *circle[: first + 1]]
+                fix = "take one of them out of the other"
+                what = f"teams hold each other in a circle: {' -> '.join(way)}"
+                self._builder.problem(("teams", way[0]), what, fix, of_key=True)
+                graph[way[0]] = graph[way[0]] - {way[1]}
 
     def _names(self, teams: Iterable[TeamConfig], rules: Iterable[RuleConfig]) -> None:
         """A line of a team or rule goes by its name, so no queue may be called the same."""
@@ -144,27 +154,6 @@ def _whole(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-def _levels(members: Members, of_team: Callable[[str], Members | None]) -> int:
-    """How many lines stand one within the other below a list of members."""
-    deepest = 0
-    for one in members:
-        if isinstance(one, TeamMember):
-            deepest = max(deepest, one.nested + _levels(of_team(one.team) or (), of_team))
-    return deepest
-
-
-def _circles(teams: Mapping[str, Members]) -> Iterator[list[str]]:
-    """Each circle of teams once, from the team at which it was met."""
-    done: set[str] = set()
-
-    def walk(name: str, way: list[str]) -> Iterator[list[str]]:
-        if name in way:
-            yield [*way[way.index(name) :], name]
-        elif name in teams and name not in done:
-            for one in teams[name]:
-                if isinstance(one, TeamMember):
-                    yield from walk(one.team, [*way, name])
-            done.add(name)
-
-    for name in teams:
-        yield from walk(name, [])
+def _held(members: Members) -> set[str]:
+    """The teams in a list of members."""
+    return {one.team for one in members if isinstance(one, TeamMember)}

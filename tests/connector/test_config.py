@@ -311,8 +311,8 @@ CASES = [
         "  C: {members: [{team: B, nested: true}]}\n  D: {members: [{team: C, nested: true}]}\n"
         "queues:\n  Q: {members: [{team: D, nested: true}]}\n",
         8,
-        "5 lines one within the other",
-        "4 at most",
+        "4 teams one within the other",
+        "3 at most",
     ),
     ("version: 1\nteams: {N: {members: ['12']}}\nqueues: {Team n: {members: []}}\n", 2, "and so is a queue", "another"),
     (
