@@ -92,20 +92,23 @@ def deciding(rig: Rig) -> int:
     return Decider(rig.runtime, lambda *_: None, lambda: 0).run(rig.tenant.tenant_id)
 
 
-def test_two_units_at_once_take_two_turns_of_the_queue_and_two_of_the_teams(make_rig: Callable[..., Rig]) -> None:
+def test_two_units_at_once_take_two_turns_of_the_queue_and_two_of_the_team(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = make_rig(worker=False)
-    rig.configure(NESTED)
-
-    with ThreadPoolExecutor(3) as pool, queue_held(rig, SOUTH):
+    rig.configure(NESTED.replace(", {team: South, nested: true}", ""))
+    monkeypatch.setattr("connector.inbox.BATCH_DELIVERIES", 1)  # two units
+    for _ in range(2):
+        rig.create()
+        assert rig.sandbox.wait_idle()
+    with ThreadPoolExecutor(2) as pool:
         units = []
-        for number in range(1, 4):  # the lock of one line is enough to make them wait for each other
-            rig.create()
-            assert rig.sandbox.wait_idle()
-            units.append(pool.submit(deciding, rig))
-            until(lambda number=number: waiting_for_locks(rig) == number, what=f"unit {number} waiting")
-    assert [unit.result() for unit in units] == [1, 1, 1]
-    assert taken(rig, "All") == [NORTH, SOUTH, NORTH]
-    assert (taken(rig, NORTH), taken(rig, SOUTH)) == ([ANA, BEN], [CY])
+        with queue_held(rig, NORTH):  # both wait for the line of the team, with the queue's own or behind it
+            for number in (1, 2):
+                units.append(pool.submit(deciding, rig))
+                until(lambda number=number: waiting_for_locks(rig) == number, what=f"unit {number} waiting")
+        assert [unit.result() for unit in units] == [1, 1]
+    assert (taken(rig, "All"), taken(rig, NORTH)) == ([NORTH, NORTH], [ANA, BEN])
     assert rig.most_tries() == 0
     rig.audit()
 
