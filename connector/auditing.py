@@ -68,13 +68,42 @@ def _audit_queue(runtime: Runtime, tenant_id: UUID, queue_id: UUID, name: str, w
         ).one()
         if not count == highest == line.position:
             problems.append(f"position {line.position}, but {count} turns up to {highest}: they must be 1..position")
+        # A turn of a team's line may stand within the turn of a queue: it is that queue which the assignment names.
+        mine = sa.and_(turns.tenant_id == a.tenant_id, turns.decision_id == a.decision_id)
         assigned = conn.execute(
-            sa.select(sa.func.count(a.turn), sa.func.count(a.turn.distinct())).where(
-                a.tenant_id == tenant_id, a.queue_id == queue_id, a.turn.is_not(None)
-            )
+            sa.select(sa.func.count(), sa.func.count(turns.turn.distinct()))
+            .select_from(t.turns.join(t.assignments, mine & sa.or_(a.queue_id != turns.queue_id, a.turn == turns.turn)))
+            .where(turns.tenant_id == tenant_id, turns.queue_id == queue_id)
         ).one()
-        if tuple(assigned) != (line.position, line.position):
+        stray = conn.execute(
+            sa.select(sa.func.count())
+            .select_from(t.assignments.outerjoin(t.turns, mine & (turns.queue_id == a.queue_id)))
+            .where(a.tenant_id == tenant_id, a.queue_id == queue_id, a.turn.is_not(None), turns.turn.is_(None))
+        ).scalar_one()
+        if (*assigned, stray) != (line.position, line.position, 0):
             problems.append(
-                f"position {line.position}, but {assigned[0]} assignments with {assigned[1]} turns: each turn is one"
+                f"position {line.position}, but {assigned[0] + stray} assignments with {assigned[1]} turns: "
+                "each turn is one"
             )
+        if halves := _without_inner(conn, tenant_id, queue_id):
+            problems.append(f"{halves} turn(s) went to a team in whose line none was taken for the same lead")
     return QueueAudit(name, line.position, len(entries), tuple(problems))
+
+
+def _without_inner(conn: sa.Connection, tenant_id: UUID, queue_id: UUID) -> int:
+    """How many turns of a queue went to a team whose own line took none for the same decision."""
+    q, outer, inner = t.queues.c, t.turns.c, t.turns.alias("inner").c
+    found: int = conn.execute(
+        sa.select(sa.func.count())
+        .select_from(t.turns.join(t.queues, (q.tenant_id == outer.tenant_id) & (q.queue_id == outer.agent_id)))
+        .where(
+            outer.tenant_id == tenant_id,
+            outer.queue_id == queue_id,
+            ~sa.exists().where(
+                inner.tenant_id == outer.tenant_id,
+                inner.queue_id == outer.agent_id,
+                inner.decision_id == outer.decision_id,
+            ),
+        )
+    ).scalar_one()
+    return found

@@ -23,6 +23,7 @@ from connector.database import is_contention, is_outage, unit
 from connector.reading import keep_identities
 from connector.runtime import Runtime, Tenant
 from connector.tables import chores, dedupe_keys, delivery_bodies, events
+from connector.teams import sync_teams
 from connector.waiting import drain
 from routing import store
 from routing import tables as t
@@ -179,6 +180,7 @@ def sync_agents(runtime: Runtime, tenant: Tenant) -> dict[str, int]:
             .values(active=False)
         ).rowcount
         close_alarm(conn, tenant.tenant_id, "crm_refuses_us")
+    sync_teams(runtime, tenant)
     return counts
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import time, timedelta
 from decimal import Decimal
 from typing import Any
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import yaml
 
 from connector.config_build import Builder, Directory
+from connector.config_lines import lines_of, target_line, team_notes
 from connector.config_model import (
     CLOSED_STAGES,
     RETURNS_PER_DAY,
@@ -26,11 +27,15 @@ from connector.config_model import (
     ConfigNote,
     ConfigTarget,
     KnownAgent,
+    KnownTeam,
     Member,
+    Members,
     NobodyPolicy,
     QueueConfig,
     Released,
     RuleConfig,
+    TeamConfig,
+    TeamMember,
 )
 from connector.config_yaml import ConfigProblem, ConfigProblems, read
 from routing import stored
@@ -48,12 +53,15 @@ __all__ = [
     "ConfigProblems",
     "ConfigTarget",
     "KnownAgent",
+    "KnownTeam",
     "Member",
     "NobodyPolicy",
     "QueueConfig",
     "Released",
     "RuleConfig",
     "SettleTimes",
+    "TeamConfig",
+    "TeamMember",
     "digest",
     "export",
     "parse",
@@ -67,10 +75,17 @@ _HEADER = """\
 """
 
 
-def parse(text: str | bytes, *, known_agents: Iterable[KnownAgent], capabilities: frozenset[str]) -> Config:
+def parse(
+    text: str | bytes,
+    *,
+    known_agents: Iterable[KnownAgent],
+    capabilities: frozenset[str],
+    known_teams: Collection[KnownTeam] | None = None,
+) -> Config:
     """The configuration that `text` (bytes: UTF-8) describes, its agents found among `known_agents`.
 
     `capabilities` are those of the tenant's CRM (:class:`adapters.base.Capability`); what it cannot do is refused.
+    `known_teams` are the CRM's teams; None: it is not asked whether those that are named are among them.
 
     Raises:
         ConfigProblems: the text cannot be used. Holds every problem with line, column, path and remedy.
@@ -78,7 +93,7 @@ def parse(text: str | bytes, *, known_agents: Iterable[KnownAgent], capabilities
     root, problems = read(text)
     if root is None:
         raise ConfigProblems(problems)
-    builder = Builder(root, known_agents, capabilities)
+    builder = Builder(root, known_agents, capabilities, known_teams)
     config = builder.build()
     # What cannot be read as YAML looks wrong to the later checks too; the first finding says it better.
     broken = {(problem.line, problem.column) for problem in problems}
@@ -111,7 +126,14 @@ def export(config: Config, agents: Iterable[KnownAgent]) -> str:
     directory = Directory(agents)
     word = directory.word
 
+    def members(those: Members) -> list[object]:
+        return [_member(word, one) for one in those]
+
     def target(one: ConfigTarget) -> object:
+        if one.agents:
+            return {"agents": members(one.agents)}
+        if one.team is not None:
+            return {"team": one.team}
         if one.kind is TargetKind.QUEUE:
             return {"queue": one.queue}
         if one.kind is TargetKind.AGENT and one.agent_id is not None:
@@ -152,13 +174,15 @@ def export(config: Config, agents: Iterable[KnownAgent]) -> str:
     if config.agents:
         named = sorted((word(agent_id), facts) for agent_id, facts in config.agents.items())
         out["agents"] = {name: _facts(facts) for name, facts in named}
+    if config.teams:
+        out["teams"] = {
+            team.name: {"members": members(team.members)} if team.from_crm is None else {"from_crm": team.from_crm}
+            for team in config.teams
+        }
     if config.queues:
         out["queues"] = {
             queue.name: {
-                "members": [
-                    word(m.agent_id) if m.weight == 1 else {"agent": word(m.agent_id), "weight": m.weight}
-                    for m in queue.members
-                ],
+                "members": members(queue.members),
                 "when_nobody": nobody(queue.when_nobody),
             }
             | _absences(queue)
@@ -181,6 +205,13 @@ def export(config: Config, agents: Iterable[KnownAgent]) -> str:
     return _HEADER + yaml.dump(
         out, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None
     )
+
+
+def _member(word: Callable[[UUID], str], one: Member | TeamMember) -> object:
+    if isinstance(one, Member):
+        return word(one.agent_id) if one.weight == 1 else {"agent": word(one.agent_id), "weight": one.weight}
+    more = ({"weight": one.weight} if one.weight is not None else {}) | ({"nested": True} if one.nested else {})
+    return {"team": one.team} | more
 
 
 def _facts(facts: AgentFacts) -> dict[str, object]:
@@ -242,7 +273,7 @@ def digest(config: Config) -> bytes:
         },
         "queues": {
             queue.name: [
-                [[str(member.agent_id), member.weight] for member in queue.members],
+                _members_meaning(queue.members),
                 _target_meaning(queue.when_nobody),
                 *filter(None, [_absences(queue)]),
             ]
@@ -264,6 +295,8 @@ def digest(config: Config) -> bytes:
     if config.settle != SettleTimes():
         meaning["settle"] = config.settle.as_json()
     meaning |= config.wording.as_json()
+    if config.teams:
+        meaning["teams"] = {team.name: [team.from_crm, _members_meaning(team.members)] for team in config.teams}
     canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"), default=dict)
     return hashlib.sha256(canonical.encode("ascii")).digest()
 
@@ -273,8 +306,18 @@ def _more(facts: AgentFacts) -> list[object]:
     return [more] if more else []
 
 
-def _target_meaning(target: ConfigTarget | NobodyPolicy) -> list[str | None]:
-    return [target.kind.value, target.queue, None if target.agent_id is None else str(target.agent_id)]
+def _members_meaning(members: Members) -> list[object]:
+    return [
+        [str(one.agent_id), one.weight] if isinstance(one, Member) else ["team", one.team, one.weight, one.nested]
+        for one in members
+    ]
+
+
+def _target_meaning(target: ConfigTarget | NobodyPolicy) -> list[object]:
+    meaning: list[object] = [target.kind.value, target.queue, None if target.agent_id is None else str(target.agent_id)]
+    if isinstance(target, ConfigTarget) and (target.team is not None or target.agents):
+        meaning += [target.team, _members_meaning(target.agents)]
+    return meaning
 
 
 def warnings(config: Config) -> list[ConfigNote]:
@@ -285,13 +328,15 @@ def warnings(config: Config) -> list[ConfigNote]:
     notes = [ConfigNote(f'rule "{note.rule}"', note.text) for note in lint_rules(rules_of(config))]
     fed = {target.queue for rule in config.rules for target in rule.targets}
     fed |= {queue.when_nobody.queue for queue in config.queues} | {config.default_queue}
+    lines = lines_of(config)
     for queue in config.queues:
         where = f'queue "{queue.name}"'
         if queue.name not in fed:
             notes.append(ConfigNote(where, "nothing leads here; name it in a rule, or remove it"))
-        elif not any(member.weight for member in queue.members):
+        elif not any(entry.weight != 0 for entry in lines[queue.name].entries):
             text = f"has no members who take turns, so each lead gets: {queue.when_nobody.kind}; add members"
             notes.append(ConfigNote(where, text))
+    notes += [ConfigNote(where, text) for where, text in team_notes(config, lines)]
     if config.default_queue is None and not any(rule.role is Role.OWNER and not rule.when for rule in config.rules):
         text = "there is none: a lead that no rule matches stays without an agent (no_rule); name a queue"
         notes.append(ConfigNote("default_queue", text))
@@ -312,10 +357,13 @@ def _always(hours: Hours) -> bool:
 def rules_of(config: Config) -> list[Rule]:
     """The rules as routing takes them. Queues get ids made of their names: to be compared, not to be stored."""
 
-    def target(one: ConfigTarget) -> Target:
-        return Target(one.kind, one.agent_id if one.queue is None else uuid5(NAMESPACE_URL, f"queue:{one.queue}"))
+    def target(rule: RuleConfig, one: ConfigTarget) -> Target:
+        line = target_line(rule, one)
+        return Target(one.kind, one.agent_id if line is None else uuid5(NAMESPACE_URL, f"queue:{line}"))
 
     return [
-        Rule(rule.name, at, rule.role, in_zone(rule.when, config.zone), tuple(map(target, rule.targets)))
+        Rule(
+            rule.name, at, rule.role, in_zone(rule.when, config.zone), tuple(target(rule, one) for one in rule.targets)
+        )
         for at, rule in enumerate(config.rules, start=1)
     ]

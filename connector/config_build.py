@@ -20,12 +20,13 @@ from connector.config_model import (
     Config,
     ConfigTarget,
     KnownAgent,
-    Member,
+    KnownTeam,
     NobodyPolicy,
     QueueConfig,
     Released,
     RuleConfig,
 )
+from connector.config_teams import TeamReader
 from connector.config_yaml import ConfigProblem, Node, place, read, typed
 from connector.schema_words import Path, faults, nearest, one_of, show
 from connector.wording import LANGUAGES, OF_A_TASK, PLACEHOLDERS, Wording, wording_of, wrong_in
@@ -92,7 +93,7 @@ def _is_typed(path: Path, key: str, siblings: Mapping[str, Node]) -> bool:
     if path[0] == "agents" and path[2:] == ("caps",):
         return key in CAPS
     return (
-        key in ("unclaimed", "weight", "per_day", "within_minutes")
+        key in ("unclaimed", "weight", "nested", "per_day", "within_minutes")
         or path == ("settle", "sources")
         or (*path, key) == _DEFAULT
     )
@@ -124,7 +125,13 @@ def _whole(value: object, default: int) -> int:
 class Builder:
     """Builds one configuration. ``problems`` grows as it goes; :meth:`build` is of use only if it stays empty."""
 
-    def __init__(self, root: Node, known: Iterable[KnownAgent], capabilities: frozenset[str]) -> None:
+    def __init__(
+        self,
+        root: Node,
+        known: Iterable[KnownAgent],
+        capabilities: frozenset[str],
+        known_teams: Collection[KnownTeam] | None = None,
+    ) -> None:
         self.root = root
         self.directory = Directory(known)
         self.capabilities = capabilities
@@ -134,6 +141,7 @@ class Builder:
         self.queues = _items(self.raw.get("queues"))
         self.house: set[str] = set()
         self.hints = _MAX_HINTS
+        self.team_reader = TeamReader(self, _items(self.raw.get("teams")), known_teams)
 
     def problem(self, path: Path, what: str, fix: str, *, of_key: bool = False) -> None:
         """Note that something at `path` is wrong, with its fix; `of_key` points to the key instead of its value."""
@@ -153,10 +161,13 @@ class Builder:
         unassigned = self._unassigned(_items(self.raw.get("unassigned")))
         agents = dict(self._agents(_items(self.raw.get("agents"))))
         self._twins([(("queues", name), name) for name in self.queues], "queue")
+        self._twins([(("teams", name), name) for name in _items(self.raw.get("teams"))], "team")
+        teams = self.team_reader.teams()
         queues = [self._queue(name, _items(raw)) for name, raw in self.queues.items()]
         self._circles()
         rules = [self._rule(at, _items(raw)) for at, raw in enumerate(_entries(self.raw.get("rules")))]
         self._twins([(("rules", at, "name"), rule.name) for at, rule in enumerate(rules)], "rule")
+        self.team_reader.check(teams, queues, rules)
         released = self.raw.get("released")
         closed = self.raw.get("closed_stages")
         stages = {text.lower(): text for text in _entries(closed) if isinstance(text, str)}
@@ -172,6 +183,7 @@ class Builder:
             settle=self._settle(_items(self.raw.get("settle"))),
             wording=self._wording(_items(self.raw.get("note")), _items(self.raw.get("task"))),
             agents=MappingProxyType(agents),
+            teams=teams,
             queues=tuple(sorted(queues, key=lambda queue: queue.name)),
             rules=tuple(rules),
         )
@@ -197,7 +209,7 @@ class Builder:
             self.problem(path, f'no agent "{text[:100]}" is known', fix, of_key=of_key)
         return None
 
-    def _receiver(self, path: Path, text: object, *, owns: bool = True) -> UUID | None:
+    def receiver(self, path: Path, text: object, *, owns: bool = True) -> UUID | None:
         """An agent who is to receive leads. Whoever owns them must not be one whose leads count as unassigned."""
         agent = self._agent(path, text)
         if owns and agent is not None and agent.ref in self.house:
@@ -309,23 +321,10 @@ class Builder:
         return Quiet(hours, zone) if hours is not None and zone is not None else None
 
     def _queue(self, name: str, raw: dict[str, Any]) -> QueueConfig:
-        members: dict[UUID, Member] = {}
         policy = _items(raw.get("skip_policy"))
-        for at, entry in enumerate(_entries(raw.get("members"))):
-            path: Path = ("queues", name, "members", at)
-            if isinstance(entry, dict):
-                path = (*path, "agent")
-            weight = entry.get("weight", 1) if isinstance(entry, dict) else 1
-            agent_id = self._receiver(path, entry.get("agent") if isinstance(entry, dict) else entry)
-            if agent_id is None:
-                continue
-            if agent_id in members:
-                fix = "keep one entry; give it a weight if they are to get more"
-                self.problem(path, "is a member of this queue already", fix)
-            members.setdefault(agent_id, Member(agent_id, weight if isinstance(weight, int) else 1))
         return QueueConfig(
             name,
-            tuple(members.values()),
+            self.team_reader.members(("queues", name, "members"), raw.get("members")),
             self._nobody(("queues", name), raw.get("when_nobody")),
             self._quiet(("queues", name, "quiet_hours"), raw.get("quiet_hours")),
             MappingProxyType(dict(sorted(policies({k: str(v) for k, v in policy.items()}).items()))),
@@ -339,7 +338,7 @@ class Builder:
             name = self._queue_name((*path, "fallback_queue"), _items(raw)["fallback_queue"])
             return NobodyPolicy(WhenNobody.FALLBACK_QUEUE, queue=name)
         if "default_agent" in _items(raw):
-            agent_id = self._receiver((*path, "default_agent"), _items(raw)["default_agent"])
+            agent_id = self.receiver((*path, "default_agent"), _items(raw)["default_agent"])
             return NobodyPolicy(WhenNobody.DEFAULT_AGENT, agent_id=agent_id)
         return NobodyPolicy()
 
@@ -377,6 +376,9 @@ class Builder:
             target = self._target(where, entry, role)
             if target is None:
                 continue
+            if target.agents and any(before.agents for before in targets):
+                fix = "rank them all in one, or make a queue of one of them"
+                self.problem(where, "ranks agents again, and a rule has one line of its own", fix)
             if targets and targets[-1].kind is TargetKind.LEAVE_ALONE:
                 self.problem(where, "stands after leave_alone and is never reached", "remove one of the two")
             elif target in targets:
@@ -390,8 +392,14 @@ class Builder:
             return ConfigTarget(TargetKind(str(raw)))
         if "queue" in _items(raw):
             return ConfigTarget(TargetKind.QUEUE, queue=self._queue_name((*path, "queue"), _items(raw)["queue"]))
+        if "team" in _items(raw):
+            team = self.team_reader.target((*path, "team"), _items(raw)["team"])
+            return ConfigTarget(TargetKind.QUEUE, team=team) if team is not None else None
+        if "agents" in _items(raw):
+            ranked = self.team_reader.members((*path, "agents"), _items(raw)["agents"])
+            return ConfigTarget(TargetKind.QUEUE, agents=ranked) if ranked else None
         if "agent" in _items(raw):
-            agent_id = self._receiver((*path, "agent"), _items(raw)["agent"], owns=role is Role.OWNER)
+            agent_id = self.receiver((*path, "agent"), _items(raw)["agent"], owns=role is Role.OWNER)
             return ConfigTarget(TargetKind.AGENT, agent_id=agent_id) if agent_id else None
         return None
 

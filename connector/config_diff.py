@@ -60,11 +60,11 @@ def _mappings(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iter
 def _values(path: str, name: str, old: Any, new: Any, was: bool, is_: bool) -> Iterator[Change]:
     if was and is_ and old == new and type(old) is type(new):
         return
-    if name in ("rules", "members") and isinstance(old or [], list) and isinstance(new or [], list):
+    if name in ("rules", "members", "agents") and isinstance(old or [], list) and isinstance(new or [], list):
         yield from _named(path, name, old or [], new or [])
     elif isinstance(old, dict) and isinstance(new, dict) and "field" not in old:
         yield from _mappings(path, old, new)
-    elif name in ("queues", "agents") and isinstance(old or {}, dict) and isinstance(new or {}, dict):
+    elif name in ("queues", "agents", "teams") and isinstance(old or {}, dict) and isinstance(new or {}, dict):
         yield from _mappings(path, old or {}, new or {})
     elif not was:
         yield Change(How.ADD, path, after=new)
@@ -75,11 +75,13 @@ def _values(path: str, name: str, old: Any, new: Any, was: bool, is_: bool) -> I
 
 
 def _keyed(name: str, entries: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    key = "name" if name == "rules" else "agent"
     found = {}
     for entry in entries:
-        value = dict(entry) if isinstance(entry, dict) else {key: entry}
-        found[str(value.pop(key))] = value
+        value = dict(entry) if isinstance(entry, dict) else {"agent": entry}
+        if name != "rules" and "team" in value:
+            found[f"team {value.pop('team')}"] = value
+        else:
+            found[str(value.pop("name" if name == "rules" else "agent"))] = value
     return found
 
 

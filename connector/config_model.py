@@ -39,6 +39,18 @@ class KnownAgent:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class KnownTeam:
+    """A team of the CRM that a configuration may follow: by ``ref`` (the CRM's id) or name.
+
+    ``gone``: the CRM lists it no more.
+    """
+
+    ref: str
+    name: str
+    gone: bool = False
+
+
 class Released(StrEnum):
     """What happens to a lead whose owner is cleared in the CRM after Turnlock assigned it."""
 
@@ -66,6 +78,31 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class TeamMember:
+    """A team in a queue, by the name that the configuration gives it.
+
+    ``nested``: it takes turns as one, with ``weight`` (None: 1), and its own line says who of it is served. Otherwise
+    everybody in it is a member of the queue, with ``weight`` each (None: the weights that the team gives them).
+    """
+
+    team: str
+    weight: int | None = None
+    nested: bool = False
+
+
+Members = tuple[Member | TeamMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TeamConfig:
+    """A team: its members in order of rank, or ``from_crm``, the id or name of the CRM's team that it follows."""
+
+    name: str
+    from_crm: str | None = None
+    members: Members = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NobodyPolicy:
     """What a queue does when none of its members is available; ``queue`` or ``agent_id`` where ``kind`` needs one."""
 
@@ -79,7 +116,7 @@ class QueueConfig:
     """One queue, its members in order of rank."""
 
     name: str
-    members: tuple[Member, ...] = ()
+    members: Members = ()
     when_nobody: NobodyPolicy = NobodyPolicy()
     quiet_hours: Quiet | None = None
     skip_policy: Mapping[Skip, SkipPolicy] = field(default_factory=lambda: MappingProxyType({}))
@@ -87,11 +124,16 @@ class QueueConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConfigTarget:
-    """Where a rule sends a lead; ``queue`` (its name) or ``agent_id`` where ``kind`` needs one."""
+    """Where a rule sends a lead; ``queue`` (its name) or ``agent_id`` where ``kind`` needs one.
+
+    Of the kind queue is also the line of a ``team`` (its name), and ``agents``, a ranking of the rule's own.
+    """
 
     kind: TargetKind
     queue: str | None = None
     agent_id: UUID | None = None
+    team: str | None = None
+    agents: Members = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +152,7 @@ RETURNS_PER_DAY = 5
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A whole configuration. ``queues`` stand in order of name, ``rules`` in order of precedence.
+    """A whole configuration. ``queues`` and ``teams`` stand in order of name, ``rules`` in order of precedence.
 
     ``zone`` is the one on whose clocks rules read when a lead arrived; None: no rule may ask. ``country`` is that of
     phones without a country code (ISO 3166, two letters).
@@ -128,6 +170,7 @@ class Config:
     settle: SettleTimes = field(default_factory=SettleTimes)
     wording: Wording = field(default_factory=Wording)
     agents: Mapping[UUID, AgentFacts] = field(default_factory=lambda: MappingProxyType({}))
+    teams: tuple[TeamConfig, ...] = ()
     queues: tuple[QueueConfig, ...] = ()
     rules: tuple[RuleConfig, ...] = ()
 

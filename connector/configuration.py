@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -12,9 +12,19 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from connector import config as yaml_config
-from connector import config_kept, work
+from connector import config_kept, team_lines, work
 from connector.config_kept import canonical, rules_kept
-from connector.config_model import RETURNS_PER_DAY, Config, ConfigTarget, KnownAgent, Member, QueueConfig
+from connector.config_lines import follows, lines_of, members_of, ranks_agents, stored_entries, target_line
+from connector.config_model import (
+    RETURNS_PER_DAY,
+    Config,
+    ConfigTarget,
+    KnownAgent,
+    KnownTeam,
+    Member,
+    QueueConfig,
+    RuleConfig,
+)
 from connector.database import new_id, unit
 from connector.errors import NotFound, TurnlockError
 from connector.runtime import Runtime, Tenant
@@ -46,6 +56,11 @@ def known_agents(conn: sa.Connection, tenant_id: UUID) -> list[KnownAgent]:
         .order_by(a.name, r.ref)
     )
     return [KnownAgent(*row) for row in rows]
+
+
+def known_teams(runtime: Runtime, conn: sa.Connection, tenant_id: UUID) -> Sequence[KnownTeam] | None:
+    """The CRM's teams that a configuration may follow; None while the database cannot keep any."""
+    return team_lines.Teams.load(conn, tenant_id, ()).known if Flag.TEAMS in runtime.stages(conn) else None
 
 
 def current(conn: sa.Connection, tenant_id: UUID, version: int | None = None) -> tuple[int, str] | None:
@@ -142,7 +157,9 @@ def carry_out(
     tenant_id, stages = tenant.tenant_id, runtime.stages(conn)
     held = hold(conn, tenant_id)
     agents = known_agents(conn, tenant_id)
-    config = yaml_config.parse(text, known_agents=agents, capabilities=_capabilities(tenant))
+    teams = known_teams(runtime, conn, tenant_id)
+    capabilities = _capabilities(tenant)
+    config = yaml_config.parse(text, known_agents=agents, capabilities=capabilities, known_teams=teams)
     _refuse_beyond_schema(runtime, conn, config)
     digest = yaml_config.digest(config)
     c, v = t.tenants.c, config_versions.c
@@ -221,13 +238,14 @@ def _refuse_beyond_schema(runtime: Runtime, conn: sa.Connection, config: Config)
     stages = runtime.stages(conn)
     needs = {
         Flag.RULES: bool(config.rules),
-        Flag.WEIGHTS: any(m.weight != 1 for q in config.queues for m in q.members),
+        Flag.WEIGHTS: any(entry.weight != 1 for line in lines_of(config).values() for entry in line.entries),
         Flag.HOUSEHOLDS: config.country is not None
         or any(target.kind is TargetKind.SAME_HOUSEHOLD for rule in config.rules for target in rule.targets),
         Flag.SKIPS: bool(config.agents) or any(q.quiet_hours or q.skip_policy for q in config.queues),
         Flag.CAPACITY: config.caps_zone is not None or any(facts.caps for facts in config.agents.values()),
         Flag.CREDITS: config.returns_per_day != RETURNS_PER_DAY,
         Flag.SETTLE: bool(config.settle),
+        Flag.TEAMS: bool(config.teams) or any(ranks_agents(rule) for rule in config.rules),
     }
     missing = [flag.value for flag, needed in needs.items() if needed and flag not in stages]
     if config.wording != Wording() and not runtime.keeps_wording(conn):
@@ -239,8 +257,9 @@ def _refuse_beyond_schema(runtime: Runtime, conn: sa.Connection, config: Config)
 
 
 def _rules(conn: sa.Connection, tenant_id: UUID, config: Config, queue_ids: dict[str, UUID]) -> None:
-    def target(one: ConfigTarget) -> dict[str, str]:
-        found = queue_ids[one.queue] if one.queue else one.agent_id
+    def target(rule: RuleConfig, one: ConfigTarget) -> dict[str, str]:
+        line = target_line(rule, one)
+        found = queue_ids[line] if line else one.agent_id
         return {"kind": one.kind.value} | ({"id": str(found)} if found else {})
 
     conn.execute(sa.delete(t.rules).where(t.rules.c.tenant_id == tenant_id))
@@ -251,7 +270,7 @@ def _rules(conn: sa.Connection, tenant_id: UUID, config: Config, queue_ids: dict
             "role": rule.role.value,
             "precedence": number,
             "condition": dict(in_zone(rule.when, config.zone)),
-            "targets": [target(one) for one in rule.targets],
+            "targets": [target(rule, one) for one in rule.targets],
         }
         for number, rule in enumerate(config.rules, 1)
     ]
@@ -301,21 +320,29 @@ def _caps(conn: sa.Connection, tenant_id: UUID, config: Config) -> None:
 def _queues(
     runtime: Runtime, conn: sa.Connection, tenant_id: UUID, config: Config, who: Who, now: datetime
 ) -> dict[str, UUID]:
-    """Queues and members as configured; gives the queues' ids by name. Calls the one queue lock for all at once."""
+    """All lines and their members as configured; gives their ids by name. Calls the one queue lock for all at once."""
     stages = runtime.stages(conn)
     q = t.queues.c
     rows = conn.execute(sa.select(q.queue_id, q.name).where(q.tenant_id == tenant_id)).all()
     ids = {row.name: row.queue_id for row in rows}
-    for queue in config.queues:
-        if queue.name not in ids:
-            ids[queue.name] = new_id()
-            conn.execute(sa.insert(t.queues).values(tenant_id=tenant_id, queue_id=ids[queue.name], name=queue.name))
+    wanted = lines_of(config)
+    for name in wanted:
+        if name not in ids:
+            ids[name] = new_id()
+            conn.execute(sa.insert(t.queues).values(tenant_id=tenant_id, queue_id=ids[name], name=name))
+    nested = {entry.line for line in wanted.values() for entry in line.entries if entry.line is not None}
+    team_lines.take_places(conn, tenant_id, {name: ids[name] for name in nested})
+    house = config.unassigned.user_refs
+    teams = team_lines.Teams.load(conn, tenant_id, house) if Flag.TEAMS in stages else team_lines.Teams()
     store.lock_queues(conn, tenant_id, list(ids.values()))
     flags = store.tenant_row(conn, tenant_id).flags
-    wanted = {queue.name: queue for queue in config.queues}
     for name, queue_id in ids.items():
-        configured = wanted.get(name)
+        line = wanted.get(name)
+        configured = None if line is None else line.queue or QueueConfig(name)
+        entries = [] if line is None else stored_entries(line.entries, ids, teams.named)
         values: dict[str, Any] = {"active": configured is not None}
+        if Flag.TEAMS in stages:
+            values["follows"] = entries if follows(entries) else None
         if configured is not None:
             policy = configured.when_nobody
             values |= {
@@ -330,23 +357,38 @@ def _queues(
                     "skip_policy": {skip.value: cost.value for skip, cost in configured.skip_policy.items()},
                 }
         conn.execute(sa.update(t.queues).where(q.tenant_id == tenant_id, q.queue_id == queue_id).values(**values))
-        members = configured.members if configured is not None else ()
+        members = members_of(entries, teams.agents_in)
         set_members(conn, tenant_id, queue_id, members, stages=stages, flags=flags, who=who, now=now)
     return {name: ids[name] for name in wanted}
+
+
+def follow_teams(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, now: datetime) -> int:
+    """Let the lines that follow teams of the CRM have their members now; how many moved. No version is made."""
+    if not team_lines.out_of_step(conn, tenant_id):
+        return 0
+    # First in the lock order: an apply that changes what a line follows is over before we look, or waits for us.
+    hold(conn, tenant_id)
+    moved = team_lines.out_of_step(conn, tenant_id)
+    store.lock_queues(conn, tenant_id, moved)
+    stages, flags = runtime.stages(conn), store.tenant_row(conn, tenant_id).flags
+    who = Who("turnlock", "the members of a team in the CRM changed")
+    for queue_id in sorted(moved):
+        set_members(conn, tenant_id, queue_id, moved[queue_id], stages=stages, flags=flags, who=who, now=now)
+    return len(moved)
 
 
 def set_members(
     conn: sa.Connection,
     tenant_id: UUID,
     queue_id: UUID,
-    members: Sequence[Member],
+    weights: Mapping[UUID, int],
     *,
     stages: frozenset[Flag],
     flags: frozenset[Flag],
     who: Who,
     now: datetime,
 ) -> None:
-    """Make `members` the members of a queue, moving its line by ledger entries. Call with the queue locked.
+    """Make these (in order of rank, with their weights) the members of a line, by ledger entries. Call with it locked.
 
     Leavers leave with the turns they are owed, re-weighted members keep their lag, joiners join at the back in the
     order given. The order of those who stay is not touched: a save must never cost anyone their place.
@@ -359,7 +401,6 @@ def set_members(
     state = store.load_queues(conn, tenant_id, flags, [queue_id])[queue_id]
     ranks = {row.agent_id: row.rank for row in conn.execute(sa.select(m.agent_id, m.rank).where(of_queue))}
     present = set(ranks)
-    weights = {member.agent_id: member.weight for member in members}
     moves = saving.Moves(state.line, state.next_rank, who.actor)
     if begun:
         move_members(moves, weights, who.why, weighted=Flag.WEIGHTS in flags)
@@ -387,7 +428,7 @@ def set_members(
         )
 
 
-def move_members(moves: saving.Moves, weights: dict[UUID, int], why: str | None = None, *, weighted: bool) -> None:
+def move_members(moves: saving.Moves, weights: Mapping[UUID, int], why: str | None = None, *, weighted: bool) -> None:
     """Leavers leave, the re-weighted are re-weighted, joiners join: in that order, so that joiners see the rest."""
     for place in moves.line.places:
         weight = weights.get(place.agent_id)

@@ -240,23 +240,41 @@ def give_back(
     """Void the turn of an ended assignment and owe the agent one. Call with the lead locked; locks the queue.
 
     The turn number stays used; `actor` and `why` (else `reason`) go into the ledger. Nothing happens for an
-    assignment that took no turn, or one that is void already.
+    assignment that took no turn, or one that is void already. Where a team took the turn, it is owed one in the queue
+    and the agent one in the line of the team.
     """
     if ended is None or ended.turn is None or ended.queue_id is None:
         return
-    store.lock_queues(conn, tenant_id, [ended.queue_id])
+    turns = _turns_of(conn, tenant_id, ended)
+    store.lock_queues(conn, tenant_id, turns)
     c = t.turns.c
-    voided = conn.execute(
-        sa.update(t.turns)
-        .where(c.tenant_id == tenant_id, c.queue_id == ended.queue_id, c.turn == ended.turn, c.void_reason.is_(None))
-        .values(void_reason=reason)
-    ).rowcount
-    if not voided:
-        return
     # A turn was taken, so the line is there and owes one, even while the rotation is off.
     flags = store.tenant_row(conn, tenant_id).flags | {Flag.ROTATION}
-    queues = store.load_queues(conn, tenant_id, flags, [ended.queue_id])
-    state = queues[ended.queue_id]
-    moves = saving.Moves(state.line, state.next_rank, actor)
-    moves.do(Kind.VOID, why or reason, turn=ended.turn, agent=str(ended.agent_id), owed=str(new_id()))
-    saving.save_lines(conn, tenant_id, queues, {ended.queue_id: moves.line}, {ended.queue_id: moves.drafts}, now)
+    queues = store.load_queues(conn, tenant_id, flags, turns)
+    moved: dict[UUID, saving.Moves] = {}
+    for queue_id, (turn, member) in turns.items():
+        voided = conn.execute(
+            sa.update(t.turns)
+            .where(c.tenant_id == tenant_id, c.queue_id == queue_id, c.turn == turn, c.void_reason.is_(None))
+            .values(void_reason=reason)
+        ).rowcount
+        if voided:
+            moves = moved[queue_id] = saving.Moves(queues[queue_id].line, queues[queue_id].next_rank, actor)
+            moves.do(Kind.VOID, why or reason, turn=turn, agent=member, owed=str(new_id()))
+    lines = {queue_id: moves.line for queue_id, moves in moved.items()}
+    drafts = {queue_id: moves.drafts for queue_id, moves in moved.items()}
+    saving.save_lines(conn, tenant_id, queues, lines, drafts, now)
+
+
+def _turns_of(conn: sa.Connection, tenant_id: UUID, ended: sa.Row[Any]) -> dict[UUID, tuple[int, str]]:
+    """The turns that an assignment took, by line: the number, and whose it was. More than one where teams are in it."""
+    d = t.decisions.c
+    paths = conn.execute(
+        sa.select(d.record["paths"]).where(d.tenant_id == tenant_id, d.decision_id == ended.decision_id)
+    ).scalar_one_or_none()
+    taken = {
+        UUID(path["queue"]): (path["position"][1], path["taken"])
+        for path in paths or ()
+        if "position" in path and "taken" in path
+    }
+    return taken or {ended.queue_id: (ended.turn, str(ended.agent_id))}

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from connector.naming import Json, Names, iso
 from connector.past_rules import PastRules
-from connector.paths import line_around, tell_path, tell_rule
+from connector.paths import line_around, taker_of, tell_path, tell_rule
 from connector.reasons import event_text, remedy_of, write_text
 from connector.runtime import Runtime, Tenant
 from connector.shadow_words import records_of
@@ -215,7 +215,7 @@ def _seconds(start: datetime | None, end: datetime | None) -> float | None:
 
 def _path(conn: sa.Connection, tenant_id: UUID, names: Names, row: sa.Row[Any], path: Mapping[str, Any]) -> Json:
     """One queue or agent that the decision looked at; a queue with its line as it stood then."""
-    taker = str(row.agent_id) if str(row.queue_id) == path.get("queue") and row.agent_id and "why" not in path else None
+    taker = taker_of(path, row.queue_id, row.agent_id)
     before = after = None
     if taker is not None and path.get("position") is not None:
         before, after = line_around(conn, tenant_id, UUID(path["queue"]), path["position"][1], row.decision_id)

@@ -190,6 +190,8 @@ def report(
         names = Names.load(conn, tenant.tenant_id)
         rows = _days(conn, tenant.tenant_id, since, until, queue_id, rule)
         without = turnless.counted(conn, tenant.tenant_id, since, until, queue_id, rule)
+        if queue_id is None:  # what a team got is told by who of it got it
+            rows = [row for row in rows if str(row.agent_id) not in names.queues]
         if rule is not None and not rows and not without:
             raise NotFound(f"no lead of this time came from a rule {rule!r}; `turnlock explain` names a lead's rule")
         waits = {} if rule is not None or until < now.date() else _waits(conn, tenant.tenant_id, queue_id, now)

@@ -37,6 +37,7 @@ NEEDS = {
     Flag.HOUSEHOLDS: Flag.RULES,
     Flag.CAPACITY: Flag.SKIPS,
     Flag.CREDITS: Flag.ROTATION,
+    Flag.TEAMS: Flag.ROTATION,
 }
 #: A queue has one line, and its tags are either weighted or flat: these cannot be on for some leads only.
 WHOLE = frozenset({Flag.WEIGHTS})
@@ -171,6 +172,8 @@ def switch(
         work.want(conn, tenant_id, "held")
         if flag is Flag.HOUSEHOLDS:
             work.want(conn, tenant_id, "identities")
+        if flag is Flag.TEAMS:
+            work.want(conn, tenant_id, "agents")  # who joined and left meanwhile
     runtime.hooks.clear()  # deliveries are stamped with the new version from here on
     runtime.wake()
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -50,6 +50,11 @@ class Planned:
             routable = self.row.unassigned.covers(item.lead) and item.event.kind != "lead_deleted"
             self.choices[event_id] = self.plan.first_choice(item.lead, item.role) if routable else (None, None)
         return self.choices[event_id]
+
+    def lines_of(self, queue_ids: Iterable[UUID]) -> frozenset[UUID]:
+        """These queues with the lines of all teams in them, also as the shadows see them."""
+        plans = (self.plan, *(watch.plan for watch in self.watches))
+        return frozenset[UUID]().union(*(plan.lines_of(queue_ids) for plan in plans))
 
     def watched(self, items: Sequence[Item]) -> Iterator[UUID]:
         """Further queues in which shadows decide these leads first."""

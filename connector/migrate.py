@@ -28,6 +28,7 @@ STAGES = {
     Flag.CAPACITY: "0008_capacity",
     Flag.CREDITS: "0009_credits",
     Flag.SETTLE: "0010_settle",
+    Flag.TEAMS: "0017_teams",
 }
 #: Revisions that bring no capability of their own: for showing and keeping, for shadows and flags that are on for some
 #: leads, for connecting, for telling more, for what CRMs let an account call, for agents' eyes.

@@ -38,9 +38,11 @@ class Names:
         )
 
     def agent(self, agent_id: UUID | str | None) -> Json | None:
-        """An agent with id, CRM id and name; None for None."""
+        """An agent with id, CRM id and name; None for None. A team has the id and the name of its line."""
         if agent_id is None:
             return None
+        if str(agent_id) in self.queues:
+            return {"agent_id": None, "ref": None, "name": self.queues[str(agent_id)], "queue_id": str(agent_id)}
         name, ref = self.agents.get(str(agent_id), ("unknown agent", None))
         return {"agent_id": str(agent_id), "ref": ref, "name": name}
 

@@ -170,8 +170,11 @@ class _Past:
     def take(self, row: Any) -> None:
         """One decision of the past: what it tells of who was there, and its lead if it is new or was given back."""
         self.move_until(row.decided_at)
-        if row.turn is not None and row.queue_id not in self._recalled:
-            self._recall(row)
+        if row.turn is not None:
+            turns = {UUID(path["queue"]): path["position"][1] for path in row.paths or () if "position" in path}
+            for queue_id, turn in (turns | {row.queue_id: row.turn}).items():
+                if queue_id not in self._recalled:
+                    self._recall(queue_id, turn, row.decision_id)
         self._learn(row)
         self._bench.now = row.decided_at
         self._bench.absent.clear()  # found out for the instant and the agents of before
@@ -237,19 +240,19 @@ class _Past:
         for digest in one.known_by.all:
             self._owners.get(digest, {}).pop(one.lead_id, None)
 
-    def _recall(self, row: Any) -> None:
-        """The first turn of a queue in this time: its line as it stood then, with the members of the draft."""
-        self._recalled.add(row.queue_id)
-        after = self._draft.after.get(row.queue_id)
+    def _recall(self, queue_id: UUID, turn: int, decision_id: UUID) -> None:
+        """The first turn of a line in this time: how it stood then, with the members of the draft."""
+        self._recalled.add(queue_id)
+        after = self._draft.after.get(queue_id)
         if after is None or Flag.ROTATION not in self._draft.plan.flags:
             return
-        before, _ = line_around(self._conn, self._tenant_id, row.queue_id, row.turn, row.decision_id)
+        before, _ = line_around(self._conn, self._tenant_id, queue_id, turn, decision_id)
         if before is None:
             return
-        self._members.setdefault(str(row.queue_id), set()).update(str(p.agent_id) for p in before.places)
+        self._members.setdefault(str(queue_id), set()).update(str(p.agent_id) for p in before.places)
         moves = saving.Moves(before, after.next_rank, "replay")
         move_members(moves, {p.agent_id: p.weight for p in after.line.places}, weighted=True)
-        self._bench.lines[row.queue_id] = moves.line
+        self._bench.lines[queue_id] = moves.line
 
     def _learn(self, row: Any) -> None:
         """Who was away at this decision, and who of its queues was not."""

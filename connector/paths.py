@@ -37,10 +37,20 @@ def tell_rule(tried: Mapping[str, Any]) -> Json:
     }
 
 
+def taker_of(path: Mapping[str, Any], queue_id: object, agent_id: object) -> str | None:
+    """The member of a recorded path who got the lead by it: a team in a queue that it is nested in, else the agent.
+
+    `queue_id` and `agent_id` are those of the decision.
+    """
+    if "taken" in path:
+        return str(path["taken"])
+    return str(agent_id) if agent_id and str(queue_id) == path.get("queue") and "why" not in path else None
+
+
 def tell_path(
     names: Names, path: Mapping[str, Any], taker: str | None, before: Line | None, after: Line | None
 ) -> Json:
-    """A recorded path. `taker` is the agent who got the lead by it; the lines are the queue's around that turn."""
+    """A recorded path. `taker` is the member who got the lead by it; the lines are the queue's around that turn."""
     why = path.get("why")
     out: Json = {"why": why, "remedy": remedy_of(why) or skip_remedy(why), "detail": path.get("detail")}
     if "queue" not in path:
@@ -50,6 +60,7 @@ def tell_path(
     return {
         "kind": "queue",
         "queue": names.queue(path["queue"]),
+        "within": names.queue(path.get("within")),
         "position_before": position_before,
         "position_after": position_after,
         "members": _members(names, path, taker, before, after),

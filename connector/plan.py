@@ -76,7 +76,9 @@ def _places(queue: QueueState | None) -> dict[UUID, int]:
 
 
 def _agent(draft: Draft, agent_id: UUID) -> Json:
-    agent = draft.agents[agent_id]
+    agent = draft.agents.get(agent_id)
+    if agent is None:  # a team that takes turns as one
+        return {"agent_id": None, "ref": None, "name": draft.after[agent_id].name, "queue_id": str(agent_id)}
     return {"agent_id": str(agent_id), "ref": agent.ref, "name": agent.name}
 
 

@@ -36,11 +36,9 @@ def _reason(out: Unavailable | None) -> Json:
 
 def _members(trial: Trial, queue_id: UUID) -> dict[UUID, Unavailable | None]:
     """Each member of a queue, in order of rank, with why they cannot take a lead now."""
-    bench, flags = trial.bench, trial.plan.flags
-    return {
-        p.agent_id: _away(bench.agents[p.agent_id], p.weight, trial.now, flags, bench.loads.get(p.agent_id))
-        for p in trial.queue(queue_id).line.places
-    }
+    places = trial.queue(queue_id).line.places
+    away = {out.agent_id: out for out in trial.bench.look(queue_id).away}
+    return {place.agent_id: away.get(place.agent_id) for place in places}
 
 
 def _head(conn: sa.Connection, tenant: Tenant, trial: Trial, names: Names, queue_id: UUID) -> Json:
@@ -93,6 +91,7 @@ def next_up(runtime: Runtime, tenant: Tenant, queue_id: UUID, count: int) -> Jso
             rows.append(
                 {
                     "turn": decision.pick.turn if decision.pick else None,
+                    "teams": [{"team": names.queue(one.queue_id), "turn": one.pick.turn} for one in decision.inner],
                     "agent": names.agent(decision.agent_id),
                     "how": decision.record["how"],
                     "queue": names.queue(decision.queue_id),

@@ -40,6 +40,7 @@ class Beside:
         self._bench: Bench | None = None
         self._earlier: Mapping[tuple[UUID, Role], Any] = {}
         self._rows: list[dict[str, Any]] = []
+        self._moved: set[UUID] = set()
         self._fault: str | None = None
 
     @property
@@ -143,6 +144,9 @@ class Beside:
 
     def _note(self, shadow: Decision, seq: int, live: Decision | None, **more: Any) -> None:
         why = compare(live, shadow) if live is not None else None
+        # Beside a live decision write-back keeps no line: that one is the live one.
+        if shadow.pick is not None and shadow.queue_id is not None and (seq == 0 or self.flag is not Flag.WRITE_BACK):
+            self._moved |= {shadow.queue_id, *(one.queue_id for one in shadow.inner)}
         record = dict(shadow.record) if why is not None or live is None else {}
         if live is not None and why is not None and (skip := skip_of(live, shadow)):
             record["skip"] = dict(skip)
@@ -176,10 +180,7 @@ class Beside:
             for rows in by_columns.values():
                 staging.save_records(self._conn, rows)
             if bench is not None and Flag.ROTATION in self._watch.plan.flags:
-                used = {row.get("queue_id") for row in self._rows if row.get("turn") is not None}
-                if self.flag is Flag.WRITE_BACK:  # beside a live decision it keeps no line: that one is the live one
-                    used = {row.get("queue_id") for row in self._rows if row["seq"] == 0}
-                lines = {queue_id: line for queue_id, line in bench.lines.items() if queue_id in used}
+                lines = {queue_id: line for queue_id, line in bench.lines.items() if queue_id in self._moved}
                 staging.save_lines(self._conn, self._tenant_id, self.flag, lines)
             if self._rows and not failed:
                 self._clean()

@@ -15,7 +15,7 @@ from connector.database import new_id
 from connector.draft import Draft
 from connector.errors import NotFound, TurnlockError
 from connector.naming import Json, Names, iso
-from connector.paths import tell_path, tell_rule
+from connector.paths import taker_of, tell_path, tell_rule
 from connector.reasons import remedy_of
 from connector.runtime import Runtime, Tenant
 from connector.tables import deliveries, delivery_bodies
@@ -159,12 +159,11 @@ def _decide(conn: sa.Connection, trial: Trial, names: Names, tenant_id: UUID, le
     assert tried is not None  # noqa: S101 - they are the very rules that were tried
     paths = []
     for path in decision.record.get("paths", ()):
-        taker = before = after = None
-        if decision.queue_id is not None and path.get("queue") == str(decision.queue_id) and "why" not in path:
-            taker = str(decision.agent_id)
-            if decision.pick is not None:
-                before = lines.get(decision.queue_id, trial.queue(decision.queue_id).line)
-                after = trial.line(decision.queue_id)
+        before = after = None
+        taker = taker_of(path, decision.queue_id, decision.agent_id)
+        if taker is not None and decision.pick is not None:
+            queue_id = UUID(path["queue"])
+            before, after = lines.get(queue_id, trial.queue(queue_id).line), trial.line(queue_id)
         paths.append(tell_path(names, path, taker, before, after))
     return {
         "outcome": decision.outcome.value,

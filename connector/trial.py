@@ -64,7 +64,7 @@ class Trial:
     def queue(self, queue_id: UUID) -> QueueState:
         """A queue as it stood when it was read."""
         if queue_id not in self._queues:
-            self._load([queue_id])
+            self._load(self.plan.lines_of([queue_id]))
         return self._queues[queue_id]
 
     def know(self, agent_ids: Collection[UUID]) -> None:
@@ -97,7 +97,7 @@ class Trial:
         wanted = {place.agent_id for queue in found.values() for place in queue.line.places}
         self.know(wanted | {queue.default_agent_id for queue in found.values() if queue.default_agent_id})
         # Caps stop members alone; what was counted before has grown by what was decided since.
-        capped = [self._agents[agent_id] for agent_id in wanted - self.bench.loads.keys()]
+        capped = [self._agents[one] for one in wanted & self._agents.keys() - self.bench.loads.keys()]
         self.bench.loads |= store.count_loads(self._conn, self._tenant_id, capped, self.now)
 
     def _keep(self, found: Mapping[UUID, QueueState]) -> None:

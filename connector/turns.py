@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,8 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from connector import configuration
-from connector.config_model import Config, Member
+from connector.config_lines import lines_of, team_line, team_of, with_members
+from connector.config_model import Config, Member, Members, TeamMember
 from connector.configuration import Applied, has_ledger
 from connector.database import new_id, unit
 from connector.errors import TurnlockError
@@ -151,7 +152,7 @@ def require_credits(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> No
 
 def _called(names: Names, agent_id: UUID) -> str:
     name, ref = names.agents.get(str(agent_id), ("unknown agent", None))
-    return f"{name} ({ref})"
+    return f"{name} ({ref})" if ref is not None else name
 
 
 def _not_a_member(line: rotation.Line, names: Names, agent_id: UUID) -> list[str]:
@@ -166,12 +167,18 @@ def _not_a_member(line: rotation.Line, names: Names, agent_id: UUID) -> list[str
 def add(
     runtime: Runtime, tenant: Tenant, queue: str, agent_id: UUID, *, weight: int = 1, actor: str, why: str
 ) -> Applied:
-    """Let an agent join the queue called `queue` at the back of its line, by a new version of the configuration."""
+    """Let an agent join the queue called `queue` at the back of its line, by a new version of the configuration.
 
-    def change(members: list[Member], who: str) -> list[Member]:
-        if any(member.agent_id == agent_id for member in members):
-            raise TurnlockError(f"{who} is a member of {queue!r} already; `turnlock queue reweight` changes the weight")
-        return [*members, Member(agent_id, weight)]
+    `agent_id` may be the line of a team, which then takes turns there as one; so it may in the other moves.
+    """
+
+    def change(members: Members, which: _Which) -> Members:
+        if which.of(members) is not None:
+            raise TurnlockError(
+                f"{which.who} is a member of {queue!r} already; `turnlock queue reweight` changes the weight"
+            )
+        new = Member(agent_id, weight) if which.line is None else TeamMember(team_of(which.line), weight, nested=True)
+        return (*members, new)
 
     return _edit(runtime, tenant, queue, agent_id, change, actor, why, weight)
 
@@ -179,11 +186,11 @@ def add(
 def remove(runtime: Runtime, tenant: Tenant, queue: str, agent_id: UUID, *, actor: str, why: str) -> Applied:
     """Take a member out of the queue called `queue`, with the turns they are owed there. Nobody else moves."""
 
-    def change(members: list[Member], who: str) -> list[Member]:
-        rest = [member for member in members if member.agent_id != agent_id]
-        if len(rest) == len(members):
-            raise TurnlockError(f"{who} is not a member of {queue!r}; `turnlock queue show` lists who is")
-        return rest
+    def change(members: Members, which: _Which) -> Members:
+        found = which.of(members)
+        if found is None:
+            raise TurnlockError(which.missing(queue, members, "`turnlock queue show` lists who is"))
+        return tuple(one for one in members if one is not found)
 
     return _edit(runtime, tenant, queue, agent_id, change, actor, why)
 
@@ -193,12 +200,35 @@ def reweight(
 ) -> Applied:
     """Give a member another weight (0: no turns) by a new version of the configuration; their lag in turns stays."""
 
-    def change(members: list[Member], who: str) -> list[Member]:
-        if all(member.agent_id != agent_id for member in members):
-            raise TurnlockError(f"{who} is not a member of {queue!r}; `turnlock queue add` lets them join")
-        return [replace(m, weight=weight) if m.agent_id == agent_id else m for m in members]
+    def change(members: Members, which: _Which) -> Members:
+        found = which.of(members)
+        if found is None:
+            raise TurnlockError(which.missing(queue, members, "`turnlock queue add` lets them join"))
+        return tuple(replace(one, weight=weight) if one is found else one for one in members)
 
     return _edit(runtime, tenant, queue, agent_id, change, actor, why, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Which:
+    """The member whom a move means: an agent, or a team by the id and name of its line."""
+
+    agent_id: UUID
+    who: str
+    line: str | None
+
+    def of(self, members: Members) -> Member | TeamMember | None:
+        """The entry that names them in a list of members."""
+        for one in members:
+            if one.agent_id == self.agent_id if isinstance(one, Member) else team_line(one.team) == self.line:
+                return one
+        return None
+
+    def missing(self, queue: str, members: Members, fix: str) -> str:
+        """That no entry names them, and what to do."""
+        if any(isinstance(one, TeamMember) and not one.nested for one in members):
+            return f"{self.who} is not named in {queue!r}; {fix}, and who comes with a team is changed in the team"
+        return f"{self.who} is not a member of {queue!r}; {fix}"
 
 
 def _edit(
@@ -206,7 +236,7 @@ def _edit(
     tenant: Tenant,
     queue: str,
     agent_id: UUID,
-    change: Callable[[list[Member], str], list[Member]],
+    change: Callable[[Members, _Which], Members],
     actor: str,
     why: str,
     weight: int = 1,
@@ -215,15 +245,15 @@ def _edit(
     if not 0 <= weight <= rotation.MAX_WEIGHT:
         raise TurnlockError(f"the weight: {weight} is out of range; use a whole number from 0 to {rotation.MAX_WEIGHT}")
     with runtime.engine.connect() as conn:
-        who = _called(Names.load(conn, tenant.tenant_id), agent_id)
+        names = Names.load(conn, tenant.tenant_id)
+    which = _Which(agent_id, _called(names, agent_id), names.queues.get(str(agent_id)))
 
     def edited(config: Config) -> Config:
-        found = {one.name: one for one in config.queues}
-        if queue not in found:
-            raise TurnlockError(f"no queue {queue!r} is configured; there are: {', '.join(found) or 'none'}")
-        members = tuple(change(list(found[queue].members), who))
-        found[queue] = replace(found[queue], members=members)
-        return replace(config, queues=tuple(found.values()))
+        found = with_members(config, queue, lambda members: change(members, which))
+        if found is None:
+            there = ", ".join(lines_of(config)) or "none"
+            raise TurnlockError(f"no queue {queue!r} is configured; there are: {there}")
+        return found
 
     return configuration.edit(runtime, tenant, edited, actor, why)
 

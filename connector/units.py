@@ -86,7 +86,7 @@ class Unit:
         digests = frozenset[bytes]().union(*known_by)
         store.lock_identities(conn, tenant_id, digests)
         wanted = {q for item in self._items if (q := planned.choice(item)[0]) is not None} | set(more_queues)
-        wanted |= set(planned.watched(self._items))
+        wanted = set(planned.lines_of({*wanted, *planned.watched(self._items)}))
         with runtime.busy.asking(wanted) as held:
             if held:
                 set_lock_timeout(conn, PROBE)
@@ -127,7 +127,7 @@ class Unit:
         if Flag.CAPACITY not in plan.flags:
             return {}
         members = {place.agent_id for queue_id in self._locked for place in known.queues[queue_id].line.places}
-        capped = [known.agents[agent_id] for agent_id in members if known.agents[agent_id].caps is not None]
+        capped = [agent for one in members if (agent := known.agents.get(one)) is not None and agent.caps is not None]
         store.lock_counters(self._conn, self._tenant_id, {agent.agent_id for agent in capped})
         return store.count_loads(self._conn, self._tenant_id, capped, at)
 

@@ -284,7 +284,9 @@ class _There:
             queue_id: frozenset(
                 p.agent_id
                 for p in queue.line.places
-                if p.weight and self._is_there(agents[p.agent_id], p.weight, loads.get(p.agent_id))
+                if p.weight
+                and p.agent_id in agents
+                and self._is_there(agents[p.agent_id], p.weight, loads.get(p.agent_id))
             )
             for queue_id, queue in queues.items()
             if quiet_until(queue.quiet, now) is None

@@ -1,7 +1,7 @@
 """One decision: which rule wins, which agent gets the lead, who was passed over and why.
 
-Pure: decides from a :class:`Snapshot` read under the locks and returns values. A :class:`Bench` holds the lines of
-the locked queues while a unit of several leads is decided in order; the store saves what it ends with.
+Pure: decides from what was read under the locks and returns values. A :class:`Bench` holds the lines of the locked
+queues while a unit of several leads is decided in order; the store saves what it ends with.
 """
 
 from __future__ import annotations
@@ -10,31 +10,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from functools import cached_property
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from routing import caps, ledger, rotation
-from routing.model import (
-    Agent,
-    Flag,
-    Lead,
-    Load,
-    Quiet,
-    Reason,
-    Role,
-    Skip,
-    SkipPolicy,
-    Target,
-    TargetKind,
-    WhenNobody,
-)
-from routing.rotation import Line, Pick
-from routing.rules import RuleSet, Search
-from routing.settle import SettleTimes
+from routing import caps, nested
+from routing.model import Agent, Flag, Lead, Load, Reason, Role, Skip, Target, TargetKind, WhenNobody
+from routing.nested import Sight, Taken
+from routing.plan import Plan, QueueState, Reach, Waiting
+from routing.rotation import Pick, Place
+from routing.rules import Search
 from routing.skips import Unavailable, absent, hindered, quiet_until, unavailable
+
+__all__ = [
+    "Bench",
+    "Case",
+    "Decision",
+    "NeedQueues",
+    "Outcome",
+    "Plan",
+    "QueueState",
+    "Reach",
+    "Waiting",
+]
 
 
 class Outcome(StrEnum):
@@ -44,127 +43,6 @@ class Outcome(StrEnum):
     HELD = "held"
     LEFT = "left"
     PARKED = "parked"
-
-
-@dataclass(frozen=True, slots=True)
-class QueueState:
-    """A queue as read under its lock. ``held`` says that leads wait, in this queue or any other of the tenant; ranks
-    below ``next_rank`` are used.
-
-    ``policies`` says what an absence costs, by its reason; a reason that is not in it costs nothing.
-    """
-
-    queue_id: UUID
-    name: str
-    line: Line
-    when_nobody: WhenNobody = WhenNobody.HOLD
-    fallback_queue_id: UUID | None = None
-    default_agent_id: UUID | None = None
-    held: bool = False
-    next_rank: int = 0
-    quiet: Quiet | None = None
-    policies: Mapping[Skip, SkipPolicy] = field(default_factory=dict)
-
-    def under(self, policy: SkipPolicy, away: Iterable[Unavailable]) -> frozenset[UUID]:
-        """Those of `away` whose absence falls under `policy` here."""
-        return frozenset(out.agent_id for out in away if self.policies.get(out.skip) is policy)
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Leads that are held and alike: their home queue, the rule that brought them there, and who had them before.
-
-    Told by the one that waits longest: ``since`` and ``lead_id``, which is the order in which they are served.
-    """
-
-    home: UUID | None
-    rule: str | None
-    had: frozenset[UUID]
-    since: datetime
-    lead_id: UUID
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Where a held lead can find an agent: the lines of these queues, and agents whom it gets without a turn."""
-
-    queues: frozenset[UUID]
-    agents: frozenset[UUID]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What routing needs to know of a tenant's configuration, at one version of it.
-
-    ``target_agents`` are the agents whom rules name directly, ``closed_stages`` the stages (in lower case) in which a
-    lead no longer counts as open; ``fallbacks`` and ``default_agents`` are what queues do when nobody is available,
-    where that is somebody else.
-    """
-
-    config_version: int
-    flags: frozenset[Flag]
-    rules: RuleSet
-    default_queue_id: UUID | None
-    queue_names: Mapping[UUID, str]
-    target_agents: frozenset[UUID] = frozenset()
-    closed_stages: frozenset[str] = frozenset()
-    fallbacks: Mapping[UUID, UUID] = field(default_factory=dict)
-    default_agents: Mapping[UUID, UUID] = field(default_factory=dict)
-    settle: SettleTimes = field(default_factory=SettleTimes)
-    quiet: Mapping[UUID, Quiet] = field(default_factory=dict)
-
-    def is_quiet(self, queue_id: UUID | None, now: datetime) -> bool:
-        """Whether this queue keeps its leads to itself at `now`."""
-        hours = self.quiet.get(queue_id) if queue_id is not None else None
-        return hours is not None and quiet_until(hours, now) is not None
-
-    @cached_property
-    def households(self) -> bool:
-        """Whether any rule asks who has the household."""
-        rules = (rule for role in Role for rule, _ in self.rules.compiled(role))
-        return any(target.kind is TargetKind.SAME_HOUSEHOLD for rule in rules for target in rule.targets)
-
-    def search(self, lead: Lead, role: Role) -> Search | None:
-        """The rules about to be tried on `lead`; None while the rules are off."""
-        return self.rules.search(lead, role) if Flag.RULES in self.flags else None
-
-    def first_choice(self, lead: Lead, role: Role) -> tuple[UUID | None, Search | None]:
-        """The queue that `lead` would be decided in first, None when that is no queue, and the rules tried for it."""
-        tried = self.search(lead, role)
-        for _, rule in tried.matches() if tried is not None else ():
-            return next((t.id for t in rule.targets if t.kind is TargetKind.QUEUE), None), tried
-        return (self.default_queue_id if role is Role.OWNER else None), tried
-
-    def reach(self, home: UUID | None, rule: str | None, role: Role = Role.OWNER) -> Reach:
-        """Where a lead that is held in `home` by `rule` can find an agent. A rule that is no more leaves the home."""
-        targets = self._targets(rule, role) if Flag.RULES in self.flags else ()
-        agents = {x.id for x in targets if x.kind is TargetKind.AGENT and x.id is not None}
-        queues = {x.id for x in targets if x.kind is TargetKind.QUEUE and x.id in self.queue_names and x.id is not None}
-        at, seen = home, set[UUID]()
-        while at is not None and at not in seen:  # what the home queue does when nobody is available
-            seen.add(at)
-            if at in self.default_agents:
-                agents.add(self.default_agents[at])
-            at = self.fallbacks.get(at)
-        queues |= seen
-        return Reach(frozenset(queues), frozenset(agents))
-
-    def _targets(self, rule: str | None, role: Role) -> tuple[Target, ...]:
-        return next((r.targets for r, _ in self.rules.compiled(role) if r.name == rule), ())
-
-    def homes(self, queue_ids: Iterable[UUID]) -> frozenset[UUID]:
-        """The queues in which leads may be held that could get a member of these queues."""
-        wanted = frozenset(queue_ids)
-        found = set(wanted)
-        for home in self.fallbacks:
-            if self.reach(home, None).queues & wanted:
-                found.add(home)
-        if Flag.RULES in self.flags:
-            for rule, _ in self.rules.compiled(Role.OWNER):
-                chain = [x.id for x in rule.targets if x.kind is TargetKind.QUEUE and x.id is not None]
-                if len(chain) > 1 and not wanted.isdisjoint(chain):
-                    found.add(chain[0])
-        return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +71,8 @@ class Case:
 class Decision:
     """The outcome for one case. ``record`` is JSON-safe: everything that "why?" is answered from.
 
-    ``turn`` is the data of the ledger entry where a turn was taken.
+    ``turn`` is the data of the ledger entry where a turn was taken. ``inner`` are the turns of the lines within that
+    one, where a team took it.
     """
 
     lead_id: UUID
@@ -206,6 +85,7 @@ class Decision:
     pick: Pick | None = None
     turn: Mapping[str, Any] | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
+    inner: tuple[Taken, ...] = ()
 
 
 class NeedQueues(Exception):
@@ -250,6 +130,10 @@ class Bench:
         if decision.agent_id in self.loads:
             self.loads[decision.agent_id] = caps.more(self.loads[decision.agent_id])
         return decision
+
+    def look(self, queue_id: UUID) -> Sight:
+        """Who of a queue, and of the teams in it, could take a lead that nothing is known of."""
+        return _Attempt(self, Case(queue_id, Lead(ref=""))).look(queue_id)
 
     def freed(self, agent_id: UUID | None) -> None:
         """An assignment of `agent_id` ended in this unit: the lead is not open any more."""
@@ -344,7 +228,8 @@ class _Attempt:
     def _all_hold_it(self) -> bool:
         """Whether everyone whom the chain names holds this lead in another role: waiting would change nothing."""
         why = {path["why"] for path in self.paths if "unavailable" not in path}
-        why |= {out["skip"] for path in self.paths for out in path.get("unavailable", ())}
+        skips = {out["skip"] for path in self.paths for out in path.get("unavailable", ())}
+        why |= skips - {Skip.TEAM_AWAY.value}  # whoever is in the team is told by its own path
         empty = any(path.get("unavailable") == [] for path in self.paths)
         return why == {Skip.ALREADY_ON_LEAD.value} and not empty
 
@@ -393,61 +278,90 @@ class _Attempt:
         bench = self.bench
         queue = bench.queues.get(queue_id)
         if queue is None:
-            raise NeedQueues([queue_id])
+            raise NeedQueues(bench.plan.lines_of([queue_id]))
         self.home = self.home or queue_id
         quiet = quiet_until(queue.quiet, bench.now)
         if quiet is not None:
             why = Reason.QUIET_HOURS
             self.paths.append({"queue": str(queue_id), "why": why.value, "detail": quiet[1]})
             return self._end(Outcome.HELD, why, queue_id=self.home)
-        line = bench.lines[queue_id]
-        if self._would_overtake(line):
+        if self._would_overtake(queue_id):
             # The drain comes at once and decides the older ones first; then it is this one's turn.
             return self._end(Outcome.HELD, Reason.BEHIND_HELD, queue_id=self.home)
-        away = [
-            out
-            for p in line.places
-            if (out := self._away(bench.agents[p.agent_id], p.weight, bench.loads.get(p.agent_id))) is not None
-        ]
-        gone = {out.agent_id for out in away}
-        available = [p.agent_id for p in line.places if p.agent_id not in gone]
-        path: dict[str, Any] = {
-            "queue": str(queue_id),
-            "unavailable": [{"agent": str(out.agent_id), "skip": out.skip.value, "detail": out.detail} for out in away],
-        }
-        self.paths.append(path)
-        if not available:
-            path["why"] = (Reason.NOBODY_AVAILABLE if line.places else Reason.QUEUE_EMPTY).value
+        sight = self.look(queue_id)
+        path = self._looked(sight)
+        if not sight.available:
+            path["why"] = (Reason.NOBODY_AVAILABLE if sight.line.places else Reason.QUEUE_EMPTY).value
             return None
         if Flag.ROTATION not in self.flags:
-            first = rotation.first_by_rank(line.places, available)
-            assert first is not None  # noqa: S101 - somebody is available
-            return self._assigned("rank", first, queue_id=queue_id)
-        lose, average = queue.under(SkipPolicy.LOSE_TURN, away), queue.under(SkipPolicy.AVERAGE, away)
-        pick, after = rotation.pick(line, available, lose, average)
-        if pick is None:
+            return self._by_rank(sight, path)
+        taken = nested.take(sight, bench.queues)
+        if not taken:
             path["why"] = Reason.NOBODY_AVAILABLE.value
             return None
-        bench.lines[queue_id] = after
-        path["position"] = [line.position, after.position]
-        path["passed_over"] = [str(a) for a in pick.passed_over]
-        if pick.lost:
-            path["lost"] = [str(a) for a in pick.lost]
-        turn = ledger.turn_data(pick, after, gone, lose, average)
-        return self._assigned(pick.how.value, pick.agent_id, queue_id=queue_id, pick=pick, turn=turn)
+        for number, one in enumerate(taken):
+            if number:
+                sight = sight.inside[one.queue_id]
+                path = self._looked(sight, within=taken[number - 1].queue_id)
+            bench.lines[one.queue_id] = one.after
+            path["position"] = [one.before.position, one.after.position]
+            path["passed_over"] = [str(a) for a in one.pick.passed_over]
+            if one.pick.lost:
+                path["lost"] = [str(a) for a in one.pick.lost]
+            if len(taken) > 1:
+                path["taken"] = str(one.pick.agent_id)
+        first, last, how = taken[0], taken[-1], nested.how(taken).value
+        more = {"pick": first.pick, "turn": first.data, "inner": tuple(taken[1:])}
+        return self._assigned(how, last.pick.agent_id, queue_id=queue_id, **more)
 
-    def _would_overtake(self, line: Line) -> bool:
-        """Whether somebody of this line is there now whom a lead that waits longer could have, in whichever queue."""
+    def look(self, queue_id: UUID) -> Sight:
+        """Who of a locked queue can take this lead."""
+        bench = self.bench
+        teams, weights = Flag.TEAMS in self.flags, Flag.WEIGHTS in self.flags
+        return nested.look(queue_id, bench.lines, bench.agents, self._of_place, teams=teams, weights=weights)
+
+    def _of_place(self, place: Place) -> Unavailable | None:
+        agent_id = place.agent_id
+        return self._away(self.bench.agents[agent_id], place.weight, self.bench.loads.get(agent_id))
+
+    def _looked(self, sight: Sight, within: UUID | None = None) -> dict[str, Any]:
+        """Record a line as this lead found it (its own record is given), and the teams in it that were passed over."""
+        path = self._path(sight, within)
+        for outer, inside in sight.passed():
+            why = Reason.NOBODY_AVAILABLE if inside.line.places else Reason.QUEUE_EMPTY
+            self._path(inside, outer)["why"] = why.value
+        return path
+
+    def _path(self, sight: Sight, within: UUID | None) -> dict[str, Any]:
+        away = [{"agent": str(out.agent_id), "skip": out.skip.value, "detail": out.detail} for out in sight.away]
+        path: dict[str, Any] = {"queue": str(sight.queue_id), "unavailable": away}
+        if within is not None:
+            path["within"] = str(within)
+        self.paths.append(path)
+        return path
+
+    def _by_rank(self, sight: Sight, path: dict[str, Any]) -> Decision:
+        chain = nested.by_rank(sight)
+        for number, (queue_id, member) in enumerate(chain if len(chain) > 1 else ()):
+            if number:
+                sight = sight.inside[queue_id]
+                path = self._looked(sight, within=chain[number - 1][0])
+            path["taken"] = str(member)
+        return self._assigned("rank", chain[-1][1], queue_id=chain[0][0])
+
+    def _would_overtake(self, queue_id: UUID) -> bool:
+        """Whether somebody of this queue is there now whom a lead that waits longer could have, in whichever queue."""
         case, bench = self.case, self.bench
         if not bench.ahead or case.role is not Role.OWNER:
             return False
         older = [w for w in bench.ahead if case.waits is None or (w.since, w.lead_id) < (case.waits, case.lead_id)]
         if not older:
             return False
-        there = {p.agent_id for p in line.places if p.weight and self._at_all(p.agent_id, p.weight) is None}
+        members = nested.agents_of(queue_id, bench.lines, bench.agents, teams=Flag.TEAMS in self.flags)
+        there = {agent_id for agent_id, weight in members if self._at_all(agent_id, weight) is None}
         for waiting in older:
-            for queue_id in bench.plan.reach(waiting.home, waiting.rule).queues:
-                weights = bench.members.get(queue_id, {})
+            for line in bench.plan.reach(waiting.home, waiting.rule).queues:
+                weights = bench.members.get(line, {})
                 claimed = [a for a in there - waiting.had if weights.get(a)]
                 if any(self._at_all(agent_id, weights[agent_id]) is None for agent_id in claimed):
                     return True

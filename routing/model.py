@@ -198,6 +198,7 @@ class Skip(StrEnum):
     ALREADY_ON_LEAD = "already_on_lead"
     DECLINED = "declined"
     WEIGHT_ZERO = "weight_zero"
+    TEAM_AWAY = "team_away"
 
     @property
     def remedy(self) -> str:
@@ -216,6 +217,7 @@ _SKIP_REMEDIES: Mapping[Skip, str] = MappingProxyType(
         Skip.ALREADY_ON_LEAD: "nothing: this agent already holds this lead in another role",
         Skip.DECLINED: "nothing: this agent had this lead before it was given back",
         Skip.WEIGHT_ZERO: "give the member a weight above 0 in the queue",
+        Skip.TEAM_AWAY: "make a member of the team available; the team keeps its place meanwhile",
     }
 )
 
@@ -328,3 +330,4 @@ class Flag(StrEnum):
     CAPACITY = "capacity"
     CREDITS = "credits"
     SETTLE = "settle"
+    TEAMS = "teams"

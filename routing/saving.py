@@ -17,7 +17,7 @@ from routing import tables as t
 from routing.decide import Decision, Outcome, QueueState
 from routing.ledger import Kind, carry_out, checkpoint
 from routing.model import Reason, Role
-from routing.rotation import Line
+from routing.rotation import Line, Pick
 from routing.store import RoleRow
 
 Rows = Sequence[dict[str, Any]]
@@ -299,20 +299,19 @@ def save_decisions(
                 "assigned_at": now,
             }
         )
-        if d.pick is not None and d.queue_id is not None:
+        for queue_id, pick, data in _taken(d):
             turns.append(
                 {
                     "tenant_id": tenant_id,
-                    "queue_id": d.queue_id,
-                    "turn": turn,
+                    "queue_id": queue_id,
+                    "turn": pick.turn,
                     "decision_id": decision_id,
-                    "agent_id": d.agent_id,
+                    "agent_id": pick.agent_id,
                     "taken_at": now,
                 }
             )
-            assert d.turn is not None  # noqa: S101 - the bench gives every pick its entry
-            data = dict(d.turn) | {"decision": str(decision_id)}
-            drafts.setdefault(d.queue_id, []).append(Draft(Kind.TURN, "turnlock", data))
+            draft = Draft(Kind.TURN, "turnlock", dict(data) | {"decision": str(decision_id)})
+            drafts.setdefault(queue_id, []).append(draft)
         if write_back and d.agent_id is not None:
             leased = lease is not None and len(ordered) < send_at_once
             outbox_id = new_id()
@@ -333,6 +332,14 @@ def save_decisions(
     with batch():
         _write(conn, tenant_id, decisions, roles, assignments, turns, outbox, lease_for)
     return ordered, drafts
+
+
+def _taken(d: Decision) -> list[tuple[UUID, Pick, Mapping[str, Any]]]:
+    """The turns that a decision took: of its queue, and of each line within that one on the way to the agent."""
+    if d.pick is None or d.queue_id is None:
+        return []
+    assert d.turn is not None  # noqa: S101 - the bench gives every pick its entry
+    return [(d.queue_id, d.pick, d.turn), *((one.queue_id, one.pick, one.data) for one in d.inner)]
 
 
 def _write(

@@ -164,10 +164,23 @@ def load_plan(conn: sa.Connection, tenant: TenantRow) -> Plan:
         fallbacks={q.queue_id: q.fallback_queue_id for q in queues if q.when_nobody == WhenNobody.FALLBACK_QUEUE},
         default_agents={q.queue_id: q.default_agent_id for q in queues if q.when_nobody == WhenNobody.DEFAULT_AGENT},
         settle=settle,
+        teams=_teams(conn, tenant) if Flag.TEAMS in tenant.flags else {},
         quiet={q.queue_id: stored.quiet(q.quiet_hours) for q in queues if q.quiet_hours}
         if Flag.SKIPS in tenant.flags
         else {},
     )
+
+
+def _teams(conn: sa.Connection, tenant: TenantRow) -> dict[UUID, tuple[UUID, ...]]:
+    """The lines that are members of other lines and take turns there, by the line that they are in."""
+    m, q = t.members.c, t.queues.c
+    # A line that is a member stands there by its own id.
+    inside = sa.select(m.queue_id, m.agent_id).join(t.queues, (q.tenant_id == m.tenant_id) & (q.queue_id == m.agent_id))
+    found: dict[UUID, tuple[UUID, ...]] = {}
+    weighty = [m.weight > 0] if Flag.WEIGHTS in tenant.flags else []
+    for row in conn.execute(inside.where(m.tenant_id == tenant.tenant_id, *weighty).order_by(m.queue_id, m.agent_id)):
+        found[row.queue_id] = (*found.get(row.queue_id, ()), row.agent_id)
+    return found
 
 
 # -- locks: leads, then identities, then queues, then counters; each class in one statement, ordered by key ----

@@ -47,6 +47,10 @@ def _ref(name: str = "ref", *, nullable: bool = False) -> sa.Column[Any]:
     return sa.Column(name, sa.Text(collation="C"), nullable=nullable)
 
 
+def _fk(table: str, column: str, name: str) -> sa.ForeignKeyConstraint:
+    return sa.ForeignKeyConstraint(["tenant_id", column], [f"{table}.tenant_id", f"{table}.{column}"], name=name)
+
+
 tenants = sa.Table(
     "tenants",
     metadata,
@@ -114,7 +118,7 @@ lead_refs = sa.Table(
     sa.Column("lead_id", sa.Uuid, nullable=False),
     _time("created_at", now=True),
     sa.PrimaryKeyConstraint("tenant_id", "ref"),
-    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="lead_refs_lead_fk"),
+    _fk("leads", "lead_id", "lead_refs_lead_fk"),
     sa.Index("lead_refs_lead_ix", "tenant_id", "lead_id"),
 )
 
@@ -127,7 +131,7 @@ lead_facts = sa.Table(
     sa.Column("facts", JSONB, nullable=False),
     _time("read_at", now=True),
     sa.PrimaryKeyConstraint("tenant_id", "lead_id"),
-    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="lead_facts_lead_fk"),
+    _fk("leads", "lead_id", "lead_facts_lead_fk"),
 )
 
 identities = sa.Table(
@@ -146,9 +150,7 @@ lead_identities = sa.Table(
     sa.Column("digest", sa.LargeBinary, nullable=False),
     sa.Column("lead_id", sa.Uuid, nullable=False),
     sa.PrimaryKeyConstraint("tenant_id", "digest", "lead_id"),
-    sa.ForeignKeyConstraint(
-        ["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="lead_identities_lead_fk"
-    ),
+    _fk("leads", "lead_id", "lead_identities_lead_fk"),
     sa.Index("lead_identities_lead_ix", "tenant_id", "lead_id"),
 )
 
@@ -172,13 +174,14 @@ lead_roles = sa.Table(
     # In which mode each staged flag counts for this lead, until its decision closes. Selected only with 0012_shadow.
     sa.Column("modes", JSONB(none_as_null=True)),
     sa.PrimaryKeyConstraint("tenant_id", "lead_id", "role"),
-    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="lead_roles_lead_fk"),
+    _fk("leads", "lead_id", "lead_roles_lead_fk"),
     sa.CheckConstraint("role IN ('owner', 'collaborator')", name="role"),
     sa.CheckConstraint("state IN ('assigned', 'held', 'left', 'owned', 'gone', 'parked', 'refused')", name="state"),
     sa.Index("lead_roles_held_ix", "tenant_id", "queue_id", "since", postgresql_where=sa.text("state = 'held'")),
     sa.Index("lead_roles_parked_ix", "tenant_id", "since", postgresql_where=sa.text("state = 'parked'")),
 )
 
+# Also one row, of the same id and without a ref, for each line that is a member of another: a team takes turns there.
 agents = sa.Table(
     "agents",
     metadata,
@@ -213,9 +216,7 @@ agent_counters = sa.Table(
     _tenant(),
     sa.Column("agent_id", sa.Uuid, nullable=False),
     sa.PrimaryKeyConstraint("tenant_id", "agent_id"),
-    sa.ForeignKeyConstraint(
-        ["tenant_id", "agent_id"], ["agents.tenant_id", "agents.agent_id"], name="agent_counters_agent_fk"
-    ),
+    _fk("agents", "agent_id", "agent_counters_agent_fk"),
 )
 
 agent_refs = sa.Table(
@@ -225,9 +226,7 @@ agent_refs = sa.Table(
     _ref(),
     sa.Column("agent_id", sa.Uuid, nullable=False),
     sa.PrimaryKeyConstraint("tenant_id", "ref"),
-    sa.ForeignKeyConstraint(
-        ["tenant_id", "agent_id"], ["agents.tenant_id", "agents.agent_id"], name="agent_refs_agent_fk"
-    ),
+    _fk("agents", "agent_id", "agent_refs_agent_fk"),
     sa.Index("agent_refs_agent_ix", "tenant_id", "agent_id"),
 )
 
@@ -248,6 +247,8 @@ queues = sa.Table(
     sa.Column("seq", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     sa.Column("quiet_hours", JSONB(none_as_null=True)),
     sa.Column("skip_policy", JSONB, nullable=False, server_default=sa.text("'{}'")),
+    # The members as configured where a team of the CRM is among them, which is kept in step: see connector.team_lines.
+    sa.Column("follows", JSONB(none_as_null=True)),
     sa.PrimaryKeyConstraint("tenant_id", "queue_id"),
     sa.UniqueConstraint("tenant_id", "name", name="queues_name_uq"),
     sa.CheckConstraint(
@@ -270,12 +271,8 @@ members = sa.Table(
     sa.Column("averaging", sa.Boolean, nullable=False, server_default=sa.text("false")),
     sa.PrimaryKeyConstraint("tenant_id", "queue_id", "agent_id"),
     sa.UniqueConstraint("tenant_id", "queue_id", "rank", name="members_rank_uq"),
-    sa.ForeignKeyConstraint(
-        ["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="members_queue_fk"
-    ),
-    sa.ForeignKeyConstraint(
-        ["tenant_id", "agent_id"], ["agents.tenant_id", "agents.agent_id"], name="members_agent_fk"
-    ),
+    _fk("queues", "queue_id", "members_queue_fk"),
+    _fk("agents", "agent_id", "members_agent_fk"),
     sa.CheckConstraint("weight BETWEEN 0 AND 100", name="weight"),
     sa.Index("members_agent_ix", "tenant_id", "agent_id"),
 )
@@ -315,7 +312,7 @@ decisions = sa.Table(
     sa.Column("record", JSONB, nullable=False),
     sa.PrimaryKeyConstraint("tenant_id", "decision_id"),
     sa.UniqueConstraint("tenant_id", "lead_id", "role", "seq", name="decisions_seq_uq"),
-    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="decisions_lead_fk"),
+    _fk("leads", "lead_id", "decisions_lead_fk"),
     sa.CheckConstraint("outcome IN ('assigned', 'held', 'left', 'parked')", name="outcome"),
 )
 
@@ -336,7 +333,7 @@ assignments = sa.Table(
     _time("confirmed_at", nullable=True),
     _time("ended_at", nullable=True),
     sa.PrimaryKeyConstraint("tenant_id", "assignment_id"),
-    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="assignments_lead_fk"),
+    _fk("leads", "lead_id", "assignments_lead_fk"),
     sa.CheckConstraint("state IN ('active', 'superseded', 'overridden', 'released', 'refused', 'void')", name="state"),
     sa.Index(
         "assignments_active_uq",
@@ -361,7 +358,7 @@ turns = sa.Table(
     sa.Column("void_reason", sa.Text),
     _time("taken_at"),
     sa.PrimaryKeyConstraint("tenant_id", "queue_id", "turn"),
-    sa.ForeignKeyConstraint(["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="turns_queue_fk"),
+    _fk("queues", "queue_id", "turns_queue_fk"),
 )
 
 ledger = sa.Table(
@@ -376,7 +373,7 @@ ledger = sa.Table(
     sa.Column("reason", sa.Text),
     sa.Column("data", JSONB, nullable=False),
     sa.PrimaryKeyConstraint("tenant_id", "queue_id", "seq"),
-    sa.ForeignKeyConstraint(["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="ledger_queue_fk"),
+    _fk("queues", "queue_id", "ledger_queue_fk"),
     sa.Index("ledger_checkpoint_ix", "tenant_id", "queue_id", "seq", postgresql_where=sa.text("kind = 'checkpoint'")),
 )
 
@@ -391,9 +388,7 @@ owed_turns = sa.Table(
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("seq", sa.BigInteger, nullable=False),
     sa.PrimaryKeyConstraint("tenant_id", "queue_id", "owed_id"),
-    sa.ForeignKeyConstraint(
-        ["tenant_id", "queue_id"], ["queues.tenant_id", "queues.queue_id"], name="owed_turns_queue_fk"
-    ),
+    _fk("queues", "queue_id", "owed_turns_queue_fk"),
     sa.CheckConstraint("kind IN ('give_next', 'owed')", name="kind"),
 )
 
@@ -423,7 +418,7 @@ outbox = sa.Table(
     _time("closed_at", nullable=True),
     sa.PrimaryKeyConstraint("tenant_id", "outbox_id"),
     sa.UniqueConstraint("tenant_id", "lead_id", "role", "epoch", "kind", name="outbox_epoch_uq"),
-    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="outbox_lead_fk"),
+    _fk("leads", "lead_id", "outbox_lead_fk"),
     sa.CheckConstraint("kind IN ('owner', 'collaborator', 'note', 'task')", name="kind"),
     sa.CheckConstraint(
         "state IN ('open', 'parked', 'confirmed', 'superseded', 'refused', 'gone', 'stale', 'given_up')", name="state"
@@ -452,7 +447,7 @@ returns = sa.Table(
     sa.Column("decided_by", sa.Text),
     sa.Column("why", sa.Text),
     sa.PrimaryKeyConstraint("tenant_id", "return_id"),
-    sa.ForeignKeyConstraint(["tenant_id", "lead_id"], ["leads.tenant_id", "leads.lead_id"], name="returns_lead_fk"),
+    _fk("leads", "lead_id", "returns_lead_fk"),
     sa.CheckConstraint("state IN ('asked', 'approved', 'refused')", name="state"),
     sa.CheckConstraint("outcome IN ('void', 'next')", name="outcome"),
     # One credit per assignment, whoever asks how often.

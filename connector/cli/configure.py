@@ -185,11 +185,12 @@ def config_check(tenant: str, file: IO[bytes], as_json: bool) -> None:
     text = file.read()
     with tenant_session(tenant) as (runtime, found), runtime.engine.connect() as conn:
         agents = configuration.known_agents(conn, found.tenant_id)
+        teams = configuration.known_teams(runtime, conn, found.tenant_id)
     capabilities = frozenset(c.value for c in found.adapter.capabilities)
     problems: list[dict[str, Any]] = []
     warnings: list[str] = []
     try:
-        parsed = yaml_config.parse(text, known_agents=agents, capabilities=capabilities)
+        parsed = yaml_config.parse(text, known_agents=agents, capabilities=capabilities, known_teams=teams)
         warnings = [str(note) for note in yaml_config.warnings(parsed)]
     except ConfigProblems as error:
         if not as_json:

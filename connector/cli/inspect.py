@@ -59,13 +59,22 @@ def queue_next(tenant: str, name: str, count: int, as_json: bool) -> None:
     nobody = f"Nobody is available; a lead is treated as: {_policy(shown)}."
     nobody = "Whatever comes now is held." if shown["quiet"] else nobody
     other = {r["queue"] for r in shown["next"]} - {shown["queue"]}
-    columns = ("turn", "agent", "by", *(["through queue"] if other else []))
-    rows = [(r["turn"], agent(r["agent"]), r["how"], *([r["queue"]] if other else [])) for r in shown["next"]]
+    teams = any(r["teams"] for r in shown["next"])
+    columns = ("turn", "agent", "by", *(["in"] if teams else []), *(["through queue"] if other else []))
+    rows = [
+        (r["turn"], agent(r["agent"]), r["how"], *([_teams(r)] if teams else []), *([r["queue"]] if other else []))
+        for r in shown["next"]
+    ]
     table(columns, rows, none=nobody)
     if shown["unavailable"]:
         say("", "Unavailable:")
         rows = [(agent(r["agent"]), r["skip"], r["detail"], r["remedy"]) for r in shown["unavailable"]]
         table(("agent", "why", "in detail", "what would change it"), rows)
+
+
+def _teams(row: dict[str, Any]) -> str:
+    """The turns of the teams on the way to the agent."""
+    return ", ".join(f"{one['team']}: {one['turn']}" for one in row["teams"])
 
 
 def _policy(shown: dict[str, Any]) -> str:

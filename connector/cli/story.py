@@ -150,7 +150,8 @@ def _path(path: Json) -> None:
         return
     moved = path["position_after"] is not None
     position = f", position {path['position_before']} -> {path['position_after']}" if moved else ""
-    say(f"  looked at queue {path['queue']}{position}{why}{remedy}")
+    what = f"{path['queue']}, in {path['within']}" if path["within"] else f"queue {path['queue']}"
+    say(f"  looked at {what}{position}{why}{remedy}")
     rows = []
     for member in path["members"]:
         state = "lost a turn" if member["lost_turn"] else "passed over" if member["passed_over"] else member["state"]

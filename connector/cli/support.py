@@ -158,7 +158,10 @@ def find_agent(conn: Connection, tenant: Tenant, text: str) -> KnownAgent:
 
 
 def find_queue(conn: Connection, tenant: Tenant, text: str) -> UUID:
-    """The queue called `text`. Raises :class:`NotFound` that lists the queues there are."""
+    """The line called `text`: a queue, else that of a team or rule, whose name will do too.
+
+    Raises :class:`NotFound` that lists the lines there are.
+    """
     import sqlalchemy as sa
 
     from connector.errors import NotFound
@@ -169,12 +172,30 @@ def find_queue(conn: Connection, tenant: Tenant, text: str) -> UUID:
         sa.select(c.queue_id, c.name).where(c.tenant_id == tenant.tenant_id, c.active).order_by(c.name)
     ).all()
     exact = [row.queue_id for row in rows if row.name == text]
-    near = exact or [row.queue_id for row in rows if row.name.casefold() == text.strip().casefold()]
+    said = text.strip().casefold()
+    near = exact or [row.queue_id for row in rows if row.name.casefold() == said]
+    near = near or [row.queue_id for row in rows if row.name.casefold() in (f"team {said}", f"rule {said}")]
     if not near:
         there = ", ".join(row.name for row in rows) or "none yet; `turnlock config apply` makes them"
         raise NotFound(f"no queue {text!r} in {tenant.name!r}; there are: {there}")
     queue_id: UUID = near[0]
     return queue_id
+
+
+def find_member(conn: Connection, tenant: Tenant, text: str) -> UUID:
+    """The agent whom `text` names, or the line of the team: ``team`` and its name. Raises as :func:`find_agent`."""
+    import sqlalchemy as sa
+
+    from routing.tables import queues
+
+    c = queues.c
+    line = sa.func.lower(c.name) == text.strip().lower()
+    found: UUID | None = None
+    if text.strip().lower().startswith("team "):
+        found = conn.execute(
+            sa.select(c.queue_id).where(c.tenant_id == tenant.tenant_id, c.active, line).limit(1)
+        ).scalar_one_or_none()
+    return find_agent(conn, tenant, text).agent_id if found is None else found
 
 
 def find_lead(conn: Connection, tenant: Tenant, text: str) -> tuple[str, UUID] | None:

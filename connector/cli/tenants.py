@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import click
 
 from connector.cli import secrets
+from connector.cli.output import agent as named
 from connector.cli.output import print_json, say, table, yes
 from connector.cli.support import json_option, session, tenant_argument, tenant_session
 
@@ -271,6 +272,31 @@ def agents_sync(tenant: str, as_json: bool) -> None:
         print_json({"tenant": found.name, "agents": counts})
     else:
         say(f"Agents of {found.name}: {_counts(counts)}.")
+
+
+@agents.command("teams")
+@tenant_argument
+@json_option
+def agents_teams(tenant: str, as_json: bool) -> None:
+    """List the teams of TENANT's CRM as they were read last.
+
+    Who is in each, and which lines follow it. `turnlock agents sync` reads them now.
+
+    Example: turnlock agents teams acme
+    """
+    from connector.teams import shown
+
+    with tenant_session(tenant) as (runtime, found):
+        rows = shown(runtime, found)
+    if as_json:
+        print_json({"tenant": found.name, "teams": rows})
+        return
+    cells = [
+        (r["ref"], r["name"], ", ".join(map(named, r["agents"])), ", ".join(r["lines"]), "gone" if r["gone"] else None)
+        for r in rows
+    ]
+    none = "None is known: the CRM has no teams that Turnlock can read, or they were not read yet."
+    table(("team", "name", "agents", "followed by", ""), cells, none=none)
 
 
 @agents.command("list")

@@ -13,7 +13,7 @@ from connector.cli.output import print_json, say, table, when
 from connector.cli.support import (
     F,
     actor,
-    find_agent,
+    find_member,
     find_queue,
     json_option,
     tenant_argument,
@@ -56,7 +56,7 @@ def _queue_and_agent(command: F) -> F:
 
 def _found(runtime: Runtime, tenant: Tenant, name: str, *agents: str) -> tuple[UUID, list[UUID]]:
     with runtime.engine.connect() as conn:
-        return find_queue(conn, tenant, name), [find_agent(conn, tenant, one).agent_id for one in agents]
+        return find_queue(conn, tenant, name), [find_member(conn, tenant, one) for one in agents]
 
 
 def _move(tenant: str, name: str, agent: str, why: str, by: str | None, as_json: bool, move: str) -> None:

@@ -147,6 +147,16 @@ class Control:
         """Add a pond; its id."""
         return int(self.crm.state.add_pond(name, list(agents))["id"])
 
+    def change_pond(self, pond: int, agents: Sequence[int] | None) -> None:
+        """Other agents share the pond from now on; None: it is removed."""
+        with self.crm.state.lock:
+            if pond not in self.crm.state.ponds:
+                raise ValueError(f"no pond {pond}")
+            if agents is None:
+                del self.crm.state.ponds[pond]
+            else:
+                self.crm.state.ponds[pond]["agents"] = list(agents)
+
     def change_agent(self, agent: int, **fields: Any) -> None:
         """Change ``name``, ``email``, ``role``, ``status``, ``paused`` or ``zone``."""
         if unknown := set(fields) - {"name", "email", "role", "status", "paused", "zone"}:

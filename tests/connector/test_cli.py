@@ -414,7 +414,7 @@ def test_flags_keep_their_order(acme: Cli) -> None:
     found = acme.json("flags", "acme", "rotation", "on", "--force", "back after a look")
     modes = {row["flag"]: row["mode"] for row in found["flags"]}
     off = {"weights": "off", "skips": "off"}
-    on = ("write_back", "rules", "rotation", "households", "capacity", "credits", "settle")
+    on = ("write_back", "rules", "rotation", "households", "capacity", "credits", "settle", "teams")
     assert modes == dict.fromkeys(on, "on") | off
 
 

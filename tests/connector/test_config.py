@@ -19,12 +19,15 @@ from connector.config import (
     ConfigProblems,
     ConfigTarget,
     KnownAgent,
+    KnownTeam,
     Member,
     NobodyPolicy,
     QueueConfig,
     Released,
     RuleConfig,
     SettleTimes,
+    TeamConfig,
+    TeamMember,
     digest,
     export,
     parse,
@@ -42,12 +45,15 @@ AGENTS = (
     KnownAgent(CY2, "15", "cy@example.com", "Cy Same"),
     KnownAgent(NOMAIL, "no", None, "Nora Nomail"),
 )
-EVERYTHING = frozenset({"collaborators", "tasks"})
+EVERYTHING = frozenset({"collaborators", "tasks", "teams"})
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
+TEAMS = [KnownTeam("7", "North"), KnownTeam("8", "Twins"), KnownTeam("9", "twins")]
+
+
 def load(text: str | bytes, capabilities: frozenset[str] = EVERYTHING) -> Config:
-    return parse(text, known_agents=AGENTS, capabilities=capabilities)
+    return parse(text, known_agents=AGENTS, capabilities=capabilities, known_teams=TEAMS)
 
 
 def problems(text: str | bytes, capabilities: frozenset[str] = EVERYTHING) -> tuple[ConfigProblem, ...]:
@@ -275,6 +281,55 @@ CASES = [
     ("version: 1\nrules:\n- {name: r, to: {queue: Q}}\n", 3, "no queue", "none to name"),
     ("version: 1\nrules:\n- name: r\n  to: leave_alone\n  else: [existing_owner]\n", 5, "never reached", "remove"),
     ("version: 1\nrules:\n- name: r\n  to: {agent: '12'}\n  else: [{agent: Ana Agent}]\n", 5, "same target", "remove"),
+    ("version: 1\nteams: {North: {}}\n", 2, "empty", "from_crm or members"),
+    ("version: 1\nteams: {North: {members: []}}\n", 2, "empty", "order of rank"),
+    ("version: 1\nteams: {North: {members: ['12'], from_crm: North}}\n", 2, "more than 1 keys", "from_crm or members"),
+    ("version: 1\nteams: {North: {from_crm: Norht}}\n", 2, 'CRM has no team "Norht"', 'did you mean "North"'),
+    ("version: 1\nteams: {North: {from_crm: Twins}}\n", 2, "any of 2 teams", "8, 9"),
+    ("version: 1\nteams:\n  N: {members: ['12']}\n  n: {members: ['13']}\n", 4, "line 3 has this name", "of its own"),
+    ("version: 1\nteams: {N: {members: [{weight: 2}]}}\n", 2, "agent or a team", "write agent or team"),
+    ("version: 1\nteams: {N: {members: [{agent: '12', team: N}]}}\n", 2, "agent or a team", "write agent or team"),
+    ("version: 1\nteams: {N: {members: [{agent: '12', nested: true}]}}\n", 2, "only a team", "remove"),
+    ("version: 1\nteams: {N: {members: [{agent: '12', weight: -1}]}}\n", 2, "0 and 100", "whole number"),
+    ("version: 1\nqueues:\n  A: {members: [{team: Noth}]}\nteams: {North: {members: ['12']}}\n", 3, "no team", "North"),
+    (
+        "version: 1\nqueues:\n  A: {members: [{team: N}, {team: N, nested: true}]}\nteams: {N: {members: ['12']}}\n",
+        3,
+        "named twice",
+        "keep one",
+    ),
+    (
+        "version: 1\nteams:\n  A: {members: [{team: B}]}\n  B: {members: [{team: C, nested: true}]}\n"
+        "  C: {members: [{team: A}]}\n",
+        3,
+        "circle: A -> B -> C -> A",
+        "take one of them out",
+    ),
+    ("version: 1\nteams:\n  A: {members: [{team: A, nested: true}]}\n", 3, "circle: A -> A", "take one of them out"),
+    (
+        "version: 1\nteams:\n  A: {members: ['12']}\n  B: {members: [{team: A, nested: true}]}\n"
+        "  C: {members: [{team: B, nested: true}]}\n  D: {members: [{team: C, nested: true}]}\n"
+        "queues:\n  Q: {members: [{team: D, nested: true}]}\n",
+        8,
+        "4 teams one within the other",
+        "3 at most",
+    ),
+    ("version: 1\nteams: {N: {members: ['12']}}\nqueues: {Team n: {members: []}}\n", 2, "and so is a queue", "another"),
+    (
+        "version: 1\nqueues: {rule R: {members: []}}\nrules:\n- {name: R, to: {agents: ['12']}}\n",
+        4,
+        "and so is a queue",
+        "another name",
+    ),
+    ("version: 1\nrules:\n- {name: R, to: {agents: []}}\n", 3, "empty", "order of rank"),
+    ("version: 1\nrules:\n- {name: R, to: {agents: ['12', zed]}}\n", 3, "no agent", "id or email"),
+    ("version: 1\nrules:\n- {name: R, to: {team: N}}\n", 3, "no team", "none to name yet"),
+    (
+        "version: 1\nrules:\n- name: R\n  to: {agents: ['12']}\n  else: [{agents: ['13']}]\n",
+        5,
+        "ranks agents again",
+        "queue of one",
+    ),
     (rule("{field: cty, equals: Austin}"), 5, "no field", "city"),
     (rule("\n    all:\n    - {field: city, equals: A}\n    - {field: price, at_least: a lot}"), 8, "number", "450000"),
     (rule("\n    not:\n      field: city\n      eqals: A"), 6, "operator that does not exist", "equals"),
@@ -297,6 +352,14 @@ def test_a_collaborator_rule_needs_a_crm_that_has_them() -> None:
     assert load(text).rules[0].role is Role.COLLABORATOR
     (problem,) = problems(text, frozenset())
     assert (problem.line, problem.path) == (4, "rules[0].role")
+
+
+def test_a_team_of_the_crm_needs_a_crm_that_has_teams() -> None:
+    text = "version: 1\nteams:\n  North: {from_crm: North}\n"
+    assert load(text).teams[0].from_crm == "North"
+    (problem,) = problems(text, frozenset())
+    assert (problem.line, problem.path) == (3, "teams.North.from_crm")
+    assert "no teams that Turnlock can read" in problem.what
 
 
 def test_a_house_user_may_collaborate_but_not_own() -> None:
@@ -417,6 +480,14 @@ seconds = st.sampled_from([0, 1, 3600])
 
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
+    team_names = sorted(draw(st.lists(texts, unique_by=str.casefold, max_size=2)))
+    teams = []
+    whole_teams = st.just(())
+    for name in team_names:
+        some = draw(members.filter(bool)) + draw(whole_teams)
+        teams.append(TeamConfig(name, "North") if draw(st.booleans()) else TeamConfig(name, None, some))
+        one = st.builds(TeamMember, st.just(name), st.none() | st.integers(0, 100), st.booleans())
+        whole_teams |= one.map(lambda member: (member,))
     queue_names = sorted(draw(st.lists(texts, unique_by=str.casefold, max_size=4)))
     queues = []
     for at, name in enumerate(queue_names):
@@ -426,11 +497,13 @@ def configs(draw: st.DrawFn) -> Config:
             NobodyPolicy(WhenNobody.DEFAULT_AGENT, agent_id=BEN),
         ]
         policies += [NobodyPolicy(WhenNobody.FALLBACK_QUEUE, queue=other) for other in queue_names[:at]]
-        queues.append(QueueConfig(name, draw(members), draw(st.sampled_from(policies))))
+        queues.append(QueueConfig(name, draw(members) + draw(whole_teams), draw(st.sampled_from(policies))))
     targets = [ConfigTarget(TargetKind.EXISTING_OWNER), *(ConfigTarget(TargetKind.QUEUE, queue=q) for q in queue_names)]
     targets += [ConfigTarget(TargetKind.AGENT, agent_id=a) for a in (ANA, NOMAIL)]
     chains = st.lists(st.sampled_from(targets), unique=True, min_size=1, max_size=3).map(tuple)
     chains |= st.just((ConfigTarget(TargetKind.LEAVE_ALONE),))
+    ranked = members.filter(bool).map(lambda those: ConfigTarget(TargetKind.QUEUE, agents=those))
+    chains |= st.tuples(ranked, *(st.just(ConfigTarget(TargetKind.QUEUE, team=name)) for name in team_names[:1]))
     rules = [
         RuleConfig(name, draw(st.sampled_from(Role)), draw(conditions), draw(chains))
         for name in draw(st.lists(texts, unique_by=str.casefold, max_size=3))
@@ -446,6 +519,7 @@ def configs(draw: st.DrawFn) -> Config:
             st.builds(SettleTimes, seconds, st.dictionaries(st.sampled_from(["NO", "5", "a: b", "sources"]), seconds))
         ),
         agents=draw(st.dictionaries(receivers, facts, max_size=3)),
+        teams=tuple(teams),
         queues=tuple(queues),
         rules=tuple(rules),
     )
@@ -459,6 +533,20 @@ def test_every_configuration_survives_its_export(config: Config) -> None:
     assert back == config
     assert digest(back) == digest(config)
     assert yaml.safe_load(text), "other tools can read it too"
+
+
+def test_slips_about_teams_are_noted() -> None:
+    text = (
+        "version: 1\nteams:\n  North: {members: ['12', '13']}\n  South: {members: [{agent: no, weight: 0}]}\n"
+        "  Spare: {members: ['12']}\nqueues:\n  A: {members: [{team: North}, '12', {team: South, nested: true}]}\n"
+        "default_queue: A\n"
+    )
+    assert {str(note) for note in warnings(load(text))} == {
+        'team "Spare": nothing uses it; name it in a queue or a rule, or remove it',
+        'queue "A": 1 agent(s) named in it also come(s) with a team; each is a member once, with the weight written '
+        "beside them",
+        "team South: has no members who take turns; give somebody a weight above 0",
+    }
 
 
 # -- digest ---------------------------------------------------------------------------------------------------
@@ -571,7 +659,9 @@ json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.sampled_from(["A", "12", "hold", "TX", "", "leave_alone"]),
     lambda below: (
         st.lists(below, max_size=3)
-        | st.dictionaries(st.sampled_from(["agent", "queue", "all", "field", "weight", "mon", "x"]), below, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["agent", "queue", "team", "all", "field", "weight", "nested", "x"]), below, max_size=3
+        )
     ),
     max_leaves=6,
 )
@@ -583,7 +673,8 @@ KEYS = [
     ("caps_zone",), ("closed_stages",), ("queues", "A", "quiet_hours"), ("queues", "A", "skip_policy"),
     ("queues", "A", "quiet_hours", "zone"), ("rules",), ("rules", 0),
     ("rules", 0, "name"), ("rules", 0, "when"), ("rules", 0, "to"), ("rules", 0, "else"),
-    ("rules", 0, "role"),
+    ("rules", 0, "role"), ("teams",), ("teams", "T"), ("teams", "T", "members"), ("queues", "A", "members", 0),
+    ("rules", 0, "to", "agents"),
 ]  # fmt: skip
 
 
@@ -593,8 +684,8 @@ def test_any_value_in_any_place_is_read_or_refused_with_words(path: tuple[str | 
     whole = yaml.safe_load(
         "{version: 1, unassigned: {users: []}, returns: {}, settle: {},"
         " agents: {'12': {zone: UTC, hours: {}, leave: [], holidays: {}, caps: {}}},"
-        " queues: {A: {members: [], quiet_hours: {}, skip_policy: {}}},"
-        " rules: [{name: r, when: {}, to: {queue: A}, else: [existing_owner]}]}"
+        " teams: {T: {members: ['12']}}, queues: {A: {members: [{team: T}], quiet_hours: {}, skip_policy: {}}},"
+        " rules: [{name: r, when: {}, to: {agents: ['12']}, else: [existing_owner]}]}"
     )
     at = whole
     for step in path[:-1]:
@@ -631,7 +722,7 @@ def test_the_page_explains_every_key() -> None:
         re.findall(r'"([a-z_]+)": \{', (DOCS.parents[1] / "connector" / "config.schema.json").read_text("utf-8"))
     )
     keys -= {"properties", "items", "if", "then", "name", "target", "refs", "seconds", "version", "type"}
-    keys -= {"extra_day", "cap", "policy"}  # names of parts of the schema, not keys
+    keys -= {"extra_day", "cap", "policy", "member", "some_members"}  # names of parts of the schema, not keys
     assert len(keys) > 15
     assert {key for key in keys if f"`{key}`" not in page} == set()
 

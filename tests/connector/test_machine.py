@@ -56,15 +56,28 @@ membership = st.dictionaries(st.sampled_from(AGENTS), weight, max_size=4)
 some_lead = st.integers(0, 10_000)
 
 
-def text_of(everyone: dict[str, int], two: dict[str, int], policy: str, *, rules: bool, hours: bool) -> str:
-    """A configuration."""
+def text_of(
+    everyone: dict[str, int],
+    two: dict[str, int],
+    policy: str,
+    *,
+    rules: bool,
+    hours: bool,
+    west: dict[str, int] | None = None,
+    nested: bool = False,
+) -> str:
+    """A configuration. `west` is a team in the queue All, nested or everybody of it."""
 
     def members(those: dict[str, int]) -> str:
-        return "[" + ", ".join(f"{{agent: '{who}', weight: {much}}}" for who, much in those.items()) + "]"
+        return ", ".join(f"{{agent: '{who}', weight: {much}}}" for who, much in those.items())
 
+    teams, team = "", ""
+    if west:
+        teams = f"teams: {{West: {{members: [{members(west)}]}}}}\n"
+        team = f"{', ' if everyone else ''}{{team: West, nested: {str(nested).lower()}, weight: 2}}"
     return (
-        f"default_queue: All\nqueues:\n  All: {{members: {members(everyone)}}}\n"
-        f"  Two: {{members: {members(two)}, when_nobody: {policy}}}\n"
+        f"{teams}default_queue: All\nqueues:\n  All: {{members: [{members(everyone)}{team}]}}\n"
+        f"  Two: {{members: [{members(two)}], when_nobody: {policy}}}\n"
         f"{RULES if rules else ''}{HOURS if hours else ''}"
     )
 
@@ -85,7 +98,9 @@ class Account(RuleBasedStateMachine):
         self.rig = Rig(self.runtime, self.sandbox, "generic")
         self.rig.add_tenant(f"acme{next(_names)}", subscribe=False, config=None)
         self.rig.sync()
-        self.rig.configure(text_of({ANA: 1, BEN: 2, CY: 1}, {CY: 1, DEE: 1}, "hold", rules=True, hours=False))
+        west = {BEN: 2, DEE: 1}
+        start = text_of({ANA: 1, CY: 1}, {CY: 1, DEE: 1}, "hold", rules=True, hours=False, west=west, nested=True)
+        self.rig.configure(start)
         self.leads: list[str] = []
         self.decider = Decider(self.runtime, lambda tenant_id, lease, ordered: None, lambda: 0)
         self.sender = Sender(self.runtime)
@@ -152,11 +167,20 @@ class Account(RuleBasedStateMachine):
         policy=st.sampled_from(POLICIES),
         rules=st.booleans(),
         hours=st.booleans(),
+        west=membership,
+        nested=st.sampled_from((True, True, False)),
     )
     def the_configuration_changes(
-        self, everyone: dict[str, int], two: dict[str, int], policy: str, rules: bool, hours: bool
+        self,
+        everyone: dict[str, int],
+        two: dict[str, int],
+        policy: str,
+        rules: bool,
+        hours: bool,
+        west: dict[str, int],
+        nested: bool,
     ) -> None:
-        self.rig.configure(text_of(everyone, two, policy, rules=rules, hours=hours))
+        self.rig.configure(text_of(everyone, two, policy, rules=rules, hours=hours, west=west, nested=nested))
 
     @rule(
         flag=st.sampled_from(list(Flag)),
@@ -173,7 +197,7 @@ class Account(RuleBasedStateMachine):
     def the_clock_moves(self, hours: int) -> None:
         self.runtime.clock = lambda now: now + timedelta(hours=hours)
 
-    @rule(queue=st.sampled_from(("All", "Two")), which=st.integers(0, 3), kind=st.sampled_from(MOVES))
+    @rule(queue=st.sampled_from(("All", "Two", "team West")), which=st.integers(0, 3), kind=st.sampled_from(MOVES))
     def an_admin_moves_the_line(self, queue: str, which: int, kind: Kind) -> None:
         move_line(self.rig, queue, kind, which)
 

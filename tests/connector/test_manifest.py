@@ -75,11 +75,11 @@ WRONG: list[tuple[Callable[[Manifest], object], str]] = [
     (lambda m: m.update(entry_points={"turnlock": "other:main"}), "entry_points: is "),
     (
         lambda m: m["flags"].reverse(),
-        "flags: are settle, credits, capacity, households, skips, weights, rotation, rules, write_back",
+        "flags: are teams, settle, credits, capacity, households, skips, weights, rotation, rules, write_back",
     ),
     (
         lambda m: m["flags"].pop(),
-        "flags: are write_back, rules, rotation, weights, skips, households, capacity, credits; list write_back",
+        "flags: are write_back, rules, rotation, weights, skips, households, capacity, credits, settle; list",
     ),
     (lambda m: m["flags"][2].update(migration="0003_rotaton"), 'did you mean "0003_rotation"?'),
     (

@@ -114,6 +114,7 @@ BEYOND = {
     Flag.WEIGHTS: WEIGHTS,
     Flag.SKIPS: ABC + HOURS,
     Flag.CAPACITY: ABC + "caps_zone: UTC\n",
+    Flag.TEAMS: ABC + "teams: {North: {members: ['12']}}\n",
 }
 
 
