@@ -247,9 +247,7 @@ class Pipedrive(Adapter):
 
     def account(self, client: Client) -> str | None:
         """The company's id, which every delivery names."""
-        answer = client.get(f"{api.USERS}/me")
-        with answer.reading():
-            return reading.row_of(answer.data).optional_ref("company_id")
+        return api.company(client)
 
     def unsubscribe(self, client: Client, url: str) -> int:
         """Remove every hook at `url`."""

@@ -57,6 +57,13 @@ def nobody(client: Client) -> frozenset[str]:
     return frozenset({client.learnt["me"]})
 
 
+def company(client: Client) -> str | None:
+    """The id of the connected user's company."""
+    answer = client.get(f"{USERS}/me")
+    with answer.reading():
+        return reading.row_of(answer.data).optional_ref("company_id")
+
+
 def one(client: Client, path: str) -> Fields | None:
     """One object by its id; None where there is none."""
     answer = upkeep.unless_gone(functools.partial(client.get, path))
