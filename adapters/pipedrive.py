@@ -281,8 +281,7 @@ class Pipedrive(Adapter):
             yield upkeep.agents(sum(agent.active for agent in found))
             strange = {*reading.refs_of(named)} - {agent.ref for agent in found}
             fix = f"no such user: {', '.join(sorted(strange))}; correct the parameter nobody" if strange else ""
-            what = f"leads of user {', '.join(sorted(api.nobody(client)))} count as unassigned"
-            yield Finding("nobody", not fix, what, fix)
+            yield Finding("nobody", not fix, f"{', '.join(sorted(api.nobody(client)))}: their leads are nobody's", fix)
 
         def hooks() -> Iterator[Finding]:
             try:

@@ -524,7 +524,7 @@ def test_a_check_tells_of_rights_budget_and_failing_deliveries(mock: responses.R
     with client(nobody=f"{ME}, {BOB}") as made:
         found = {f.where: f for f in CRM.check(made, URL)}
     assert {where for where, f in found.items() if not f.ok} == {"rights", "budget", "agents", "nobody", "deliveries"}
-    assert found["nobody"].what == f"leads of user {ME}, {BOB} count as unassigned"
+    assert found["nobody"].what == f"{ME}, {BOB}: their leads are nobody's"
     assert str(BOB) in found["nobody"].fix
     assert found["budget"].what == "812 of 150000 API tokens left today"
     assert "401" in found["deliveries"].what
