@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from http.cookiejar import DefaultCookiePolicy
 from time import monotonic
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -77,10 +76,14 @@ def parse_retry_after(value: str | None, now: datetime) -> float | None:
     return None if date is None else min(max((date - now).total_seconds(), 0.0), MAX_RETRY_AFTER)
 
 
-class _Session(requests.Session):
-    def get_redirect_target(self, resp: requests.Response) -> str | None:
-        """Never: even unfollowed, ``requests`` would read the whole body of a redirect to prepare the next call."""
-        return None
+# Why only once more, and only connections: nothing was sent, a lost SYN is common, and a longer wait would hold a
+# worker of all tenants. Jitter, because many rows fall due together after a CRM's restart.
+_retrying = Retrying(
+    stop=stop_after_attempt(2),
+    wait=wait_random(0.05, 0.25),
+    retry=retry_if_exception(lambda error: isinstance(error, CrmError) and error.fault in (Fault.NAME, Fault.CONNECT)),
+    reraise=True,
+)
 
 
 class Client:
@@ -133,15 +136,13 @@ class Client:
         self._refine, self._asks_to_wait, self._words, self._gate = refine, asks_to_wait, words, gate
         self._times = (connect_timeout, read_timeout, deadline)
         self._limits = Limits(max_answer, ANSWER.max_depth, ANSWER.max_elements, ANSWER.max_keys)
-        session = self._session = _Session()
+        session = self._session = requests.Session()
         session.trust_env = False  # no proxy, no .netrc and no CA file from the environment
         session.adapters.clear()
         for scheme in ("https://", "http://") if allow_private_hosts else ("https://",):
             session.mount(scheme, Transport(pool_connections=1, pool_maxsize=1, max_retries=0))
-        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        session.headers.clear()
-        session.headers.update({"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "Turnlock"})
-        session.headers.update(_checked_headers(headers))
+        usual = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "Turnlock"}
+        self._headers = usual | dict(_checked_headers(headers))
 
     def __enter__(self) -> Client:
         return self
@@ -204,22 +205,14 @@ class Client:
         call = f"{method} {re.sub('^https?://[^/]*|[?#].*', '', path)[:100]}"
         url = self._url(path, call)
         try:
-            request = requests.Request(method, url, params=params, data=data, headers=sent)
-            prepared = self._session.prepare_request(request)
+            prepared = requests.PreparedRequest()
+            prepared.prepare(method, url, self._headers | sent, data=data, params=params)
         except _FAILURES:
             raise CrmError(Outcome.REFUSED, call=call, text=_UNSENDABLE) from None
         if self._gate and (wait := self._gate.take(method, self._counted(url))):
             raise CrmError(Outcome.WAIT, fault=Fault.BUDGET, retry_after=wait, call=call)
         ends = monotonic() + self._times[2]
-        # Why only once more, and only connections: nothing was sent, a lost SYN is common, and a longer wait would
-        # hold a worker of all tenants. Jitter, because many rows fall due together after a CRM's restart.
-        retrying = Retrying(
-            stop=stop_after_attempt(2),
-            wait=wait_random(0.05, 0.25),
-            retry=retry_if_exception(_unconnected),
-            reraise=True,
-        )
-        return retrying(self._once, prepared, write, call, ends)
+        return _retrying(self._once, prepared, write, call, ends)
 
     def _url(self, path: str, call: str) -> str:
         if path.startswith("/") and not {".", ".."} & set(urlsplit(path).path.split("/")):
@@ -245,9 +238,11 @@ class Client:
         status, body, fault = None, b"", None
         answered: Mapping[str, str] = {}
         try:
-            with self._session.send(
-                prepared, stream=True, allow_redirects=False, timeout=(min(connect, left), min(read, left))
-            ) as response:
+            # By the transport itself: the session would keep cookies, and read a redirect's body to prepare the next
+            # call, even unfollowed; and it costs more than the call.
+            transport = self._session.get_adapter(prepared.url or "")
+            times = (min(connect, left), min(read, left))
+            with transport.send(prepared, stream=True, timeout=times, verify=self._session.verify or True) as response:
                 status, answered = response.status_code, response.headers
                 body, fault = _read(response, ends, self._limits.max_bytes)
         except NotPublic:
@@ -284,10 +279,6 @@ class Client:
             raise kind(verdict(fault, write=write).outcome, status=status, fault=fault, call=call)
         assert status is not None  # noqa: S101 - no fault means an answer
         return Answer(status, data_read, answered, call)
-
-
-def _unconnected(error: BaseException) -> bool:
-    return isinstance(error, CrmError) and error.fault in (Fault.NAME, Fault.CONNECT)
 
 
 def _read(response: requests.Response, ends: float, limit: int) -> tuple[bytes, Fault | None]:

@@ -26,6 +26,7 @@ from connector.storing import STORE, Delivery, values
 from connector.tables import hooks
 from connector.wake import EVENTS
 from routing.facts import lead_to_json
+from routing.flight import fly
 from routing.tables import tenants
 
 #: Larger than any CRM's delivery by far; read under this limit before anything is parsed.
@@ -249,7 +250,7 @@ def store_delivery(
         stored = runtime.storing.store(tenant.tenant_id, delivery)
         return sum(one.state == "waiting" for one in stored)
     with unit(runtime.engine) as (conn, _):
-        stored = conn.execute(STORE, values(tenant.tenant_id, [delivery])).all()
+        (stored,) = fly(conn, [STORE(**values(tenant.tenant_id, [delivery]))])
         for one in stored:
             if one.state == "parked":
                 open_alarm(

@@ -89,7 +89,7 @@ class Life:
             return [f"{number:08x}" for number in self._seen]
 
 
-def free(table: sa.FromClause, living: Sequence[str] | None) -> sa.ColumnElement[bool]:
+def free(table: sa.FromClause, living: Sequence[str] | sa.BindParameter[Any] | None) -> sa.ColumnElement[bool]:
     """Whether nobody has a row of `table`: not leased, the lease ran out, or who leased it is none of `living`."""
     c = table.c
     over = sa.or_(c.leased_until.is_(None), c.leased_until < sa.func.clock_timestamp())
@@ -97,5 +97,6 @@ def free(table: sa.FromClause, living: Sequence[str] | None) -> sa.ColumnElement
         return over
     text = sa.cast(c.lease, sa.Text)
     names_its_process = sa.func.substr(text, 15, 1) == "8"
-    alive = sa.func.left(text, 8) == sa.any_(sa.cast(list(living), sa.ARRAY(sa.Text)))
+    known = living if isinstance(living, sa.BindParameter) else sa.cast(list(living), sa.ARRAY(sa.Text))
+    alive = sa.func.left(text, 8) == sa.any_(known)
     return sa.or_(over, sa.and_(names_its_process, sa.not_(alive)))

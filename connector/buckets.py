@@ -7,6 +7,7 @@ is over before anything is sent. Time is the database's, so that no process with
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
@@ -16,6 +17,7 @@ import sqlalchemy as sa
 from adapters.budget import Bucket
 from connector.database import at_once
 from connector.tables import buckets
+from routing.flight import Statement
 
 # Slots per window: a call counts to the end of its slot, which costs a hundredth of the pace at most.
 _SLOTS = 100
@@ -39,8 +41,26 @@ _MERGED = f"""
     ) g"""  # noqa: S608
 _SLOT = f"CAST(ceil({_NOW} / :width) AS bigint)"
 
+_KINDS = {
+    "tenant": "uuid",
+    "bucket": "text",
+    "n": "integer",
+    "most": "integer",
+    "used": "integer",
+    "slot": "bigint",
+    "width": "double precision",
+    "hold": "double precision",
+    "until": "double precision",
+}
+
+
+def _ready(text: str) -> Statement:
+    """The statement with its parameters as what they are, which PostgreSQL could not tell from where they stand."""
+    return Statement(sa.text(re.sub(r":(\w+)", lambda found: f"CAST({found[0]} AS {_KINDS[found[1]]})", text)))
+
+
 # Concurrent takers wait for each other's row lock; PostgreSQL then looks at the condition and the row anew.
-_TAKE = sa.text(f"""
+_TAKE = _ready(f"""
     WITH took AS (
         UPDATE buckets b SET (slots, counts) = ({_MERGED.format(f"SELECT {_SLOT}, CAST(:n AS integer)")})
         WHERE b.tenant_id = :tenant AND b.bucket = :bucket AND {_SPENT} + {_OTHERS} + :n <= :most
@@ -59,18 +79,18 @@ _TAKE = sa.text(f"""
     ) - {_NOW}
     FROM buckets b WHERE b.tenant_id = :tenant AND b.bucket = :bucket AND NOT EXISTS (SELECT FROM took)
 """)  # noqa: S608
-_MOVE = sa.text(f"""
+_MOVE = _ready(f"""
     UPDATE buckets b SET (slots, counts) = (
         {_MERGED.format(f"SELECT {_SLOT}, 1 UNION ALL SELECT CAST(:slot AS bigint), -1")}
     ) WHERE b.tenant_id = :tenant AND b.bucket = :bucket
 """)  # noqa: S608
-_HEAR = sa.text(f"""
+_HEAR = _ready(f"""
     UPDATE buckets b SET
         others = greatest(0, :used - {_SPENT}),
         others_until = clock_timestamp() + make_interval(secs => :until)
     WHERE b.tenant_id = :tenant AND b.bucket = :bucket
 """)  # noqa: S608
-_MAKE = sa.text("INSERT INTO buckets (tenant_id, bucket) VALUES (:tenant, :bucket) ON CONFLICT DO NOTHING")
+_MAKE = _ready("INSERT INTO buckets (tenant_id, bucket) VALUES (:tenant, :bucket) ON CONFLICT DO NOTHING")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy.exc import DBAPIError
 
 from connector.database import sqlstate
+from routing.store import LOCK_QUEUES
 
 # A queue known to be held is asked for this long: enough to pass behind a unit that is at work, too short for a
 # decider to be missed by the other queues.
@@ -32,7 +33,7 @@ class BusyQueues:
 
     @contextmanager
     def asking(self, queue_ids: Collection[UUID]) -> Iterator[bool]:
-        """Around the statement that locks these queues; yields whether one is known to be held: ask for a moment only.
+        """Around the flight that locks these queues; yields whether one is known to be held: ask for a moment only.
 
         Raises :class:`QueueBusy` when the lock is not granted in time, or at once when another unit asks already.
         """
@@ -44,7 +45,7 @@ class BusyQueues:
         try:
             yield bool(known)
         except DBAPIError as error:
-            if sqlstate(error) != _LOCK_NOT_AVAILABLE:
+            if sqlstate(error) != _LOCK_NOT_AVAILABLE or error.statement != LOCK_QUEUES.spoken:
                 raise
             with self._lock:
                 self._busy.update(queue_ids)

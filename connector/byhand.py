@@ -71,7 +71,7 @@ def route(runtime: Runtime, tenant: Tenant, ref: str, lead_id: UUID | None, *, p
             .limit(1)
         ).scalar_one()
     # Nothing is born leased: a write that is due for anyone is sent below, or by a worker that is quicker.
-    decider = Decider(runtime, lambda tenant_id, lease, ordered: None, lambda: 0)
+    decider = Decider(runtime, lambda *_: None, lambda: 0)
     sender = Sender(runtime)
     ends = time.monotonic() + patience
     while True:

@@ -6,19 +6,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import psycopg
 import sqlalchemy as sa
 import sqlalchemy.event
-from psycopg.rows import namedtuple_row
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import DBAPIError
 from uuid_utils.compat import uuid7
 
 from connector.errors import SettingsError
+from routing.flight import BEGIN, Ask, Asking, Statement, fly_alone, question, together
 
 # A row lock that takes longer than this is held by a stuck session, not by a busy queue: give up, try again later.
 LOCK_TIMEOUT = "2s"
@@ -28,18 +26,23 @@ STATEMENT_TIMEOUT = "30s"
 IDLE_TIMEOUT = "15s"
 
 _NOW = sa.text("SELECT clock_timestamp()")
-_DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]
-_OPENING = sa.text(
-    "SELECT clock_timestamp(), set_config('lock_timeout', :lock, true), "
-    "set_config('statement_timeout', :statement, true), "
-    "set_config('idle_in_transaction_session_timeout', :idle, true)"
+_TIME = Statement(sa.text("SELECT clock_timestamp() AS now"))
+_TIME_OUTS = Statement(
+    sa.text(
+        "SELECT clock_timestamp() AS now, set_config('lock_timeout', :lock, true), "
+        "set_config('statement_timeout', :statement, true), "
+        "set_config('idle_in_transaction_session_timeout', :idle, true)"
+    )
 )
+_LOCK_TIMEOUT = Statement(sa.text("SELECT set_config('lock_timeout', :value, true)"))
 
 # Lost connection, server going away, read-only after a failover: nothing is wrong with the work, wait and repeat.
 _CONNECTION_CLASSES = ("08", "53", "57")
 _CONNECTION_STATES = ("25006", "25P03")
 # Lost a lock race: repeat at once, counting no attempt.
 _CONTENTION_STATES = ("55P03", "40P01", "40001")
+
+T = TypeVar("T")
 
 
 def new_id() -> UUID:
@@ -54,9 +57,9 @@ def make_engine(url: str, *, pooled: bool = False, pool_size: int = 10, pool_tim
     and the CRM repeats it, rather than hanging until the CRM gives up.
     """
     connect_args: dict[str, object] = {"connect_timeout": 5, "application_name": "turnlock"}
-    if pooled:
-        connect_args["prepare_threshold"] = None
-    else:
+    # What is worth preparing goes by flight; psycopg drops all that is prepared when it rolls back what it prepared.
+    connect_args["prepare_threshold"] = None
+    if not pooled:
         settings = {
             "lock_timeout": LOCK_TIMEOUT,
             "statement_timeout": STATEMENT_TIMEOUT,
@@ -70,6 +73,7 @@ def make_engine(url: str, *, pooled: bool = False, pool_size: int = 10, pool_tim
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=pool_timeout,
+        pool_use_lifo=True,  # those used last have prepared what is sent most
         connect_args=connect_args,
         hide_parameters=True,  # an error's text must not hold a lead
         # The driver opens no transactions by itself, so that a single statement costs one round trip and no switching
@@ -86,59 +90,24 @@ def _begin(conn: sa.Connection) -> None:
         conn.exec_driver_sql("BEGIN")
 
 
-def _open(conn: sa.Connection) -> datetime:
-    """Begin a transaction and ask for the database's time in the same round trip."""
-    driver: Any = conn.connection.driver_connection
-    try:
-        cursor = driver.execute("BEGIN; SELECT clock_timestamp()")
-        cursor.nextset()
-        (now,) = cursor.fetchone()
-    except psycopg.Error:
-        conn.exec_driver_sql("SELECT 1")  # a lost connection fails here, where SQLAlchemy hears of it
-        raise
-    assert isinstance(now, datetime)  # noqa: S101 - what clock_timestamp() is
-    return now
-
-
-@lru_cache(maxsize=32)
-def _driver_text(statement: sa.TextClause) -> str:
-    return str(statement.compile(dialect=_DIALECT))
-
-
 def at_once(
-    engine: sa.Engine, statement: sa.TextClause, values: Mapping[str, object], *, repeat: bool = True
+    engine: sa.Engine, statement: Statement, values: Mapping[str, Any], *, repeat: bool = True
 ) -> Sequence[Any]:
     """Run one idempotent statement as a transaction of its own, in one round trip; gives its rows.
 
-    Straight on the driver: for the few statements that every lead passes through, SQLAlchemy's part would cost more
-    than all the rest. A connection that turns out to be lost is replaced and the statement repeated once: it may have
-    been carried out, which is why it must be idempotent; without `repeat` the caller looks after that. Raises
+    A connection that turns out to be lost is replaced and the statement repeated once: it may have been carried out,
+    which is why it must be idempotent; without `repeat` the caller looks after that. Raises
     :class:`sqlalchemy.exc.DBAPIError`.
     """
+    asks = [statement(**values)]
     if engine.get_execution_options().get("turnlock_pooled"):
-        with unit(engine) as (conn, _):  # a pooler's connection has no settings of ours
-            result = conn.execute(statement, values)
-            return result.all() if result.returns_rows else []
-    for last in (False, True) if repeat else (True,):
-        held = None
-        try:
-            held = engine.raw_connection()
-            driver: Any = held.driver_connection
-            cursor = driver.cursor(row_factory=namedtuple_row).execute(_driver_text(statement), values)
-            return cursor.fetchall() if cursor.description else []
-        except psycopg.Error as error:
-            lost = held is not None and bool(driver.closed)
-            if held is not None and lost:
-                held.invalidate()
-                engine.dispose()  # the others are lost as well
-            if last or not lost:
-                raise DBAPIError.instance(
-                    None, None, error, psycopg.Error, connection_invalidated=lost, dialect=engine.dialect
-                ) from error
-        finally:
-            if held is not None:
-                held.close()
-    raise AssertionError("unreachable")
+        asks.insert(0, _time_outs(LOCK_TIMEOUT))  # a pooler's connection has no settings of ours
+    try:
+        return fly_alone(engine, asks)[-1]
+    except DBAPIError as error:
+        if not (repeat and error.connection_invalidated):
+            raise
+    return fly_alone(engine, asks)[-1]
 
 
 @contextmanager
@@ -165,16 +134,28 @@ def pipelined(conn: sa.Connection) -> Iterator[None]:
 @contextmanager
 def unit(engine: sa.Engine, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[tuple[sa.Connection, datetime]]:
     """One transaction, READ COMMITTED, with its time-outs. Yields the connection and the database's time."""
-    with engine.connect() as conn:
-        if lock_timeout == LOCK_TIMEOUT and not conn.get_execution_options().get("turnlock_pooled"):
-            # The connection has the time-outs from its start.
-            with conn.execution_options(turnlock_plain=True).begin():
-                yield conn, _open(conn)
-            return
-        conn.begin()
-        row = conn.execute(_OPENING, {"lock": lock_timeout, "statement": STATEMENT_TIMEOUT, "idle": IDLE_TIMEOUT}).one()
-        yield conn, row[0]
-        conn.commit()
+    with transaction(engine) as conn:
+        (now,) = together(conn, opening(conn, lock_timeout=lock_timeout))
+        yield conn, now
+
+
+@contextmanager
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Like :func:`unit`, but the first flight of the block brings :func:`opening` itself, and the last may COMMIT."""
+    with engine.connect() as conn, conn.execution_options(turnlock_plain=True).begin():
+        yield conn
+
+
+def opening(conn: sa.Connection, *, lock_timeout: str = LOCK_TIMEOUT) -> Asking[datetime]:
+    """Asks for a transaction with its time-outs; comes to the database's time."""
+    # A connection of our own has them from its start.
+    usual = lock_timeout == LOCK_TIMEOUT and not conn.get_execution_options().get("turnlock_pooled")
+    _, (row,) = yield [BEGIN, _TIME() if usual else _time_outs(lock_timeout)]
+    return cast("datetime", row.now)
+
+
+def _time_outs(lock_timeout: str) -> Ask:
+    return _TIME_OUTS(lock=lock_timeout, statement=STATEMENT_TIMEOUT, idle=IDLE_TIMEOUT)
 
 
 class DatabaseClock:
@@ -206,9 +187,16 @@ class DatabaseClock:
         return at + timedelta(seconds=time.monotonic() - then)
 
 
-def set_lock_timeout(conn: sa.Connection, value: str) -> None:
-    """How long the further statements of this transaction wait for a lock."""
-    conn.execute(sa.select(sa.func.set_config("lock_timeout", value, True)))
+@question
+def patiently(lock_timeout: str, locking: Asking[T]) -> Asking[T]:
+    """`locking` with another time-out than the transaction's for its first flight."""
+    asks = next(locking)
+    _, *rows, _ = yield [_LOCK_TIMEOUT(value=lock_timeout), *asks, _LOCK_TIMEOUT(value=LOCK_TIMEOUT)]
+    try:
+        locking.send(rows)
+    except StopIteration as end:
+        return cast("T", end.value)
+    raise AssertionError("what locks asks once")
 
 
 def sqlstate(error: BaseException) -> str | None:

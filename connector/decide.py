@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -20,14 +20,16 @@ from adapters.outcome import CrmError, Fault, Outcome
 from connector import breaker, inbox, log, oauth, settle, work
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
-from connector.database import at_rest, is_contention, is_outage, unit
+from connector.database import at_rest, is_contention, is_outage, transaction, unit
 from connector.lanes import Planned, lanes
-from connector.reading import Item, read_events
+from connector.reading import Events, Item, Known, read_events, told_of
 from connector.runtime import Runtime, Tenant
 from connector.splitting import split
-from connector.units import BEHIND, LostLease, Unit
+from connector.units import BEHIND, Unit
+from connector.work import LostLease
 from routing import saving, store
 from routing.decide import NeedQueues
+from routing.flight import together
 from routing.model import Reason, Role
 
 _log = log.get("decide")
@@ -39,8 +41,8 @@ def _told_too_early(item: Item) -> bool:
     return told is not None and read is not None and read < told.replace(microsecond=0)
 
 
-#: Hands writes that were born leased to the senders of this process.
-Send = Callable[[UUID, UUID, Sequence[saving.Ordered]], None]
+#: Hands writes that were born leased to the senders of this process, with what :func:`connector.jobs.look` gave.
+Send = Callable[[UUID, UUID, Sequence[saving.Ordered], Mapping[UUID, sa.Row[Any]]], None]
 
 # A unit that loses to configuration changes this often goes lead by lead with the configuration held still.
 _RESTARTS = 3
@@ -101,7 +103,12 @@ class Decider:
 
     def _decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
         with at_rest(self._runtime.engine) as conn:
-            tenant, left = self._runtime.tenant_and_wait(conn, tenant_id)
+            (tenant, left), configured, known = together(
+                conn,
+                self._runtime.tenant_and_wait(conn, tenant_id),
+                store.tenant_row.of(tenant_id),
+                told_of(self._runtime, conn, tenant_id, rows),
+            )
             wait, probe = breaker.admitted(conn, tenant_id, left)
         if wait > 0:
             self._return(tenant, lease, [row.event_id for row in rows], after=wait, reason="crm_paused")
@@ -111,7 +118,7 @@ class Decider:
             if tenant.is_app:
                 split(self._runtime, tenant, lease, rows)
             else:
-                self._see_through(tenant, lease, rows)
+                self._see_through(tenant, configured, lease, rows, known)
             passed = True
         except CrmError as error:
             self._crm_failed(tenant, lease, rows, error)
@@ -128,18 +135,22 @@ class Decider:
                 else:
                     breaker.end_probe(conn, tenant_id, probe)
 
-    def _see_through(self, tenant: Tenant, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
+    def _see_through(
+        self, tenant: Tenant, configured: store.TenantRow, lease: UUID, rows: Events, known: Mapping[str, Known]
+    ) -> None:
         client = oauth.client(self._runtime, tenant)
-        read = read_events(self._runtime, tenant, client, rows)
+        read = read_events(self._runtime, tenant, configured, client, rows, known)
         for row, lead_id in read.missing:
             self._missing(tenant, lease, row, lead_id)
         for row, reason in read.refused:
             self._park(tenant, lease, [row.event_id], reason)
         items = self._stored(tenant, lease, read.items)
+        as_read: store.TenantRow | None = configured
         for _ in range(_RESTARTS):
-            items = self._pass(tenant, lease, items)
+            items = self._pass(tenant, lease, items, as_read)
             if not items:
                 break
+            as_read = None  # it moved
         for item in items:
             self._group(tenant, lease, [item], None)
         if read.later:
@@ -171,14 +182,16 @@ class Decider:
                     inbox.return_events(conn, tenant.tenant_id, lease, ids, after=after, reason="not_readable")
         return [item for item in items if item.event.event_id not in early]
 
-    def _pass(self, tenant: Tenant, lease: UUID, items: Sequence[Item]) -> list[Item]:
-        """Sort `items` into units by their first queue and run them; gives those whose configuration moved."""
-        with at_rest(self._runtime.engine) as conn:
-            row = store.tenant_row(conn, tenant.tenant_id)
-            times = self._runtime.plan(conn, row).settle
-        items = settle.let_settle(self._runtime, tenant, lease, items, times)
-        with at_rest(self._runtime.engine) as conn:
-            sorted_ = lanes(self._runtime, conn, row, items)
+    def _pass(self, tenant: Tenant, lease: UUID, items: Sequence[Item], row: store.TenantRow | None) -> list[Item]:
+        """Sort `items` into units by their first queue and run them; gives those whose configuration moved.
+
+        By `row`, else by the configuration as it is now. Should it be an old one, the unit finds out under its locks.
+        """
+        if row is None:
+            with at_rest(self._runtime.engine) as conn:
+                row = store.tenant_row(conn, tenant.tenant_id)
+        items = settle.let_settle(self._runtime, tenant, lease, items, self._runtime.plan(None, row).settle)
+        sorted_ = lanes(self._runtime, None, row, items)
         groups: dict[tuple[int, UUID | None], tuple[Planned, list[Item]]] = {}
         for number, (planned, lane) in enumerate(sorted_):
             for item in lane:
@@ -197,8 +210,8 @@ class Decider:
         tries = 0
         while True:
             try:
-                with unit(self._runtime.engine) as (conn, now):
-                    attempt = Unit(self._runtime, tenant, lease, items, conn, now)
+                with transaction(self._runtime.engine) as conn:
+                    attempt = Unit(self._runtime, tenant, lease, items, conn)
                     ordered = attempt.run(planned, queues, self._capacity())
                     self.more = self.more or attempt.reads_again
             except NeedQueues as need:
@@ -229,7 +242,7 @@ class Decider:
             else:
                 if ordered:
                     self._sent.update(one.outbox_id for one in ordered)
-                    self._send(tenant.tenant_id, lease, ordered)
+                    self._send(tenant.tenant_id, lease, ordered, attempt.born)
                 if attempt.wants_drain:
                     self._runtime.wake()
                 return

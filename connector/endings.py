@@ -15,15 +15,17 @@ from adapters.base import Capability
 from connector import inbox, work
 from connector.agents import MAX_REFUSALS
 from connector.alarms import open_alarm
-from connector.database import new_id, pipelined, unit
+from connector.database import new_id, opening, transaction, unit
 from connector.runtime import Runtime
-from routing import saving, store
+from connector.wake import EVENTS, NOTES, OWNERS
+from routing import bulk, saving, store
 from routing import tables as t
+from routing.flight import COMMIT, Asking, Statement, fly, together
 from routing.ledger import Kind
 from routing.model import Flag, Lead, Reason, Role
 
 if TYPE_CHECKING:
-    from connector.writeback import Job
+    from connector.jobs import Job
 
 # So many in a row that somebody else, not chance, gives this agent's leads away.
 _SUPERSEDED_IN_A_ROW = 3
@@ -32,74 +34,101 @@ _SUPERSEDED_IN_A_ROW = 3
 def confirm(runtime: Runtime, job: Job, lead: Lead) -> None:
     """The CRM holds our agent, whoever put them there. Orders the note, then the collaborators."""
     row, tenant_id = job.row, job.tenant.tenant_id
-    role, c = Role(row.role), t.tenants.c
-    with unit(runtime.engine) as (conn, now):
-        tasks = Capability.TASKS in job.adapter.capabilities and runtime.keeps_wording(conn)
-        store.lock_leads(conn, tenant_id, [row.lead_id])
-        if not work.end_outbox(conn, tenant_id, job.lease, row.outbox_id, state="confirmed", sent=True):
-            return
-        with pipelined(conn):
-            _confirmed(conn, job, role, now)
-            if role is Role.OWNER and tasks:
-                _order(conn, job, "task", sa.exists().where(c.tenant_id == tenant_id, c.wording.has_key("task")))
-        capabilities = job.adapter.capabilities
-        if role is Role.OWNER and Capability.COLLABORATORS in capabilities:
-            plan = runtime.plan(conn, store.tenant_row(conn, tenant_id))
-            if plan.rules.compiled(Role.COLLABORATOR):
-                inbox.enqueue(conn, tenant_id, "again", [(job.lead_ref, row.lead_id)], kind="collaborators")
-        inbox.wake_events_of(conn, tenant_id, row.lead_id)
-    runtime.wake(tenant_id)
+    owner = Role(row.role) is Role.OWNER
+    capabilities = job.adapter.capabilities
+    notes = owner and Capability.NOTES in capabilities
+    try:
+        with transaction(runtime.engine) as conn:
+            tasks = owner and Capability.TASKS in capabilities and runtime.keeps_wording(conn)
+            *_, waited, more = together(
+                conn,
+                opening(conn),
+                store.lock_leads.of(tenant_id, [row.lead_id]),
+                _confirmed(job, notes=notes, tasks=tasks),
+                inbox.wake_events_of.of(tenant_id, row.lead_id),
+                work.writes_behind(tenant_id, row.lead_id),
+            )
+            if owner and Capability.COLLABORATORS in capabilities:
+                plan = runtime.plan(conn, store.tenant_row(conn, tenant_id))
+                if plan.rules.compiled(Role.COLLABORATOR):
+                    inbox.enqueue(conn, tenant_id, "again", [(job.lead_ref, row.lead_id)], kind="collaborators")
+                    waited = True
+            fly(conn, [COMMIT])
+    except work.LostLease:
+        return
+    woken = [kind for kind, any_ in ((NOTES, notes or tasks), (EVENTS, waited), (OWNERS, more)) if any_]
+    if woken:
+        runtime.wake(tenant_id, *woken)
 
 
-def _confirmed(conn: sa.Connection, job: Job, role: Role, now: datetime) -> None:
-    row, tenant_id = job.row, job.tenant.tenant_id
-    c, s, a = t.leads.c, t.lead_roles.c, t.assignments.c
-    conn.execute(
-        sa.update(t.leads).where(c.tenant_id == tenant_id, c.lead_id == row.lead_id).values(version=c.version + 1)
-    )
-    version = sa.select(c.version).where(c.tenant_id == tenant_id, c.lead_id == row.lead_id).scalar_subquery()
-    conn.execute(
+def _of_row(table: sa.Table) -> list[Any]:
+    c = table.c
+    tenant_id, lead_id = sa.bindparam("tenant", type_=sa.Uuid), sa.bindparam("lead", type_=sa.Uuid)
+    role, epoch = sa.bindparam("row_role", type_=sa.Text), sa.bindparam("row_epoch", type_=sa.Integer)
+    return [c.tenant_id == tenant_id, c.lead_id == lead_id, c.role == role, c.epoch == epoch]
+
+
+_LEAD = (
+    t.leads.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+    t.leads.c.lead_id == sa.bindparam("lead", type_=sa.Uuid),
+)
+_CONFIRM = (
+    Statement(sa.update(t.leads).where(*_LEAD).values(version=t.leads.c.version + 1)),
+    Statement(
         sa.update(t.lead_roles)
-        .where(s.tenant_id == tenant_id, s.lead_id == row.lead_id, s.role == role.value, s.epoch == row.epoch)
-        .values(confirmed_version=version)
-    )
-    conn.execute(
+        .where(*_of_row(t.lead_roles))
+        .values(confirmed_version=sa.select(t.leads.c.version).where(*_LEAD).scalar_subquery())
+    ),
+    Statement(
         sa.update(t.assignments)
-        .where(
-            a.tenant_id == tenant_id,
-            a.lead_id == row.lead_id,
-            a.role == role.value,
-            a.state == "active",
-            a.epoch == row.epoch,
-        )
-        .values(confirmed_at=now)
-    )
-    g = t.agents.c
-    conn.execute(
+        .where(*_of_row(t.assignments), t.assignments.c.state == "active")
+        .values(confirmed_at=sa.func.now())
+    ),
+    Statement(
         sa.update(t.agents)
-        .where(g.tenant_id == tenant_id, g.agent_id == row.agent_id, g.refusals > 0)
-        .values(refusals=0, refused_at=None)
+        .where(
+            t.agents.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+            t.agents.c.agent_id == sa.bindparam("agent", type_=sa.Uuid),
+            t.agents.c.refusals > 0,
+        )
+        .values(refusals=0, refused_at=sa.null())
+    ),
+)
+
+
+_TOLD = ("tenant_id", "outbox_id", "lead_id", "role", "epoch", "kind", "decision_id", "agent_id")
+# Where the tenant's wording has none, no task is wanted.
+_TASK = Statement(
+    sa.insert(t.outbox).from_select(
+        _TOLD,
+        sa.select(*(sa.bindparam(name, type_=t.outbox.c[name].type) for name in _TOLD)).where(
+            sa.exists().where(
+                t.tenants.c.tenant_id == sa.bindparam("tenant_id", type_=sa.Uuid), t.tenants.c.wording.has_key("task")
+            )
+        ),
     )
-    if role is Role.OWNER and Capability.NOTES in job.adapter.capabilities:
-        _order(conn, job, "note", sa.true())
+)
 
 
-def _order(conn: sa.Connection, job: Job, kind: str, wanted: sa.ColumnElement[bool]) -> None:
-    """Order what tells the agent of the lead, where it is `wanted`."""
-    row = job.row
-    values = {
-        "tenant_id": job.tenant.tenant_id,
+def _confirmed(job: Job, *, notes: bool, tasks: bool) -> Asking[None]:
+    row, tenant_id = job.row, job.tenant.tenant_id
+    values = {"lead": row.lead_id, "row_role": row.role, "row_epoch": row.epoch, "agent": row.agent_id}
+    note = {
+        "tenant_id": tenant_id,
         "outbox_id": new_id(),
         "lead_id": row.lead_id,
         "role": row.role,
         "epoch": row.epoch,
-        "kind": kind,
+        "kind": "note",
         "decision_id": row.decision_id,
         "agent_id": row.agent_id,
     }
-    of = t.outbox.c
-    given = sa.select(*(sa.literal(value, of[name].type) for name, value in values.items())).where(wanted)
-    conn.execute(sa.insert(t.outbox).from_select(list(values), given))
+    yield [
+        work.confirm_outbox(tenant_id, job.lease, row.outbox_id),
+        *(statement(tenant=tenant_id, **values) for statement in _CONFIRM),
+        *bulk.insert(t.outbox, [note] if notes else []),
+        *([_TASK(**{**note, "kind": "task", "outbox_id": new_id()})] if tasks else []),
+    ]
 
 
 def supersede(runtime: Runtime, job: Job, owner_ref: str | None, *, sent: bool) -> None:

@@ -17,7 +17,8 @@ from sqlalchemy.dialects.postgresql import insert
 from connector.alive import free
 from connector.database import new_id
 from connector.tables import dedupe_keys, deliveries, events
-from connector.work import LEASE
+from connector.work import LEASE, LostLease
+from routing.flight import Ask, Asking, Statement, exactly, question
 
 # What one decider takes at once: enough to fill a unit from a burst, small enough to finish well inside the lease.
 BATCH_DELIVERIES = 50
@@ -147,33 +148,45 @@ def end_events(
     ).rowcount
 
 
-def end_decided(conn: sa.Connection, tenant_id: UUID, lease: UUID, done: Sequence[tuple[UUID, UUID, str]]) -> int:
-    """Close decided events (event, lead, reason) that this lease holds, in one statement; how many it still held."""
-    if not done:
-        return 0
-    e = events.c
-    given = (
-        sa.func.unnest(
-            sa.cast([event_id for event_id, _, _ in done], sa.ARRAY(sa.Uuid)),
-            sa.cast([lead_id for _, lead_id, _ in done], sa.ARRAY(sa.Uuid)),
-            sa.cast([reason for _, _, reason in done], sa.ARRAY(sa.Text)),
-        )
-        .table_valued("event_id", "lead_id", "reason")
-        .render_derived(name="given")
+_GIVEN = (
+    sa.func.unnest(
+        sa.bindparam("event_ids", type_=sa.ARRAY(sa.Uuid)),
+        sa.bindparam("lead_ids", type_=sa.ARRAY(sa.Uuid)),
+        sa.bindparam("reasons", type_=sa.ARRAY(sa.Text)),
     )
-    return conn.execute(
+    .table_valued("event_id", "lead_id", "reason")
+    .render_derived(name="given")
+)
+_END_DECIDED = Statement(
+    exactly(
         sa.update(events)
-        .where(e.tenant_id == tenant_id, e.event_id == given.c.event_id, e.lease == lease, e.state == "waiting")
+        .where(
+            events.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+            events.c.event_id == _GIVEN.c.event_id,
+            events.c.lease == sa.bindparam("lease_held", type_=sa.Uuid),
+            events.c.state == "waiting",
+        )
         .values(
             state="done",
-            reason=given.c.reason,
-            lead_id=given.c.lead_id,
-            payload=None,  # personal data is kept in lead_facts alone
+            reason=_GIVEN.c.reason,
+            lead_id=_GIVEN.c.lead_id,
+            payload=sa.null(),  # personal data is kept in lead_facts alone
             closed_at=_CLOCK,
-            lease=None,
-            leased_until=None,
+            lease=sa.null(),
+            leased_until=sa.null(),
         )
-    ).rowcount
+        .returning(sa.literal(1).label("ended"))
+    )
+)
+
+
+def end_decided(tenant_id: UUID, lease: UUID, done: Sequence[tuple[UUID, UUID, str]]) -> list[Ask]:
+    """What closes decided events (event, lead, reason). It raises :class:`LostLease` unless the lease has all."""
+    if not done:
+        return []
+    event_ids, lead_ids, reasons = zip(*done, strict=True)
+    values = {"event_ids": event_ids, "lead_ids": lead_ids, "reasons": reasons}
+    return [_END_DECIDED(tenant=tenant_id, lease_held=lease, wanted=len(done), **values).orelse(LostLease())]
 
 
 def return_events(
@@ -228,20 +241,27 @@ def release_events(conn: sa.Connection, tenant_id: UUID, lease: UUID) -> None:
     )
 
 
-def wake_events_of(conn: sa.Connection, tenant_id: UUID, lead_id: UUID) -> None:
-    """Make the events that wait behind a write of this lead due now. Call in the transaction that ends the write."""
-    e = events.c
-    conn.execute(
-        sa.update(events)
-        .where(
-            e.tenant_id == tenant_id,
-            e.lead_id == lead_id,
-            e.state == "waiting",
-            e.leased_until.is_(None),
-            e.due_at > _CLOCK,
-        )
-        .values(due_at=_CLOCK)
+_WAKE = Statement(
+    sa.update(events)
+    .where(
+        events.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+        events.c.lead_id == sa.bindparam("lead", type_=sa.Uuid),
+        events.c.state == "waiting",
+        events.c.leased_until.is_(None),
+        events.c.due_at > _CLOCK,
     )
+    .values(due_at=_CLOCK)
+)
+
+
+@question
+def wake_events_of(tenant_id: UUID, lead_id: UUID) -> Asking[bool]:
+    """Make the events that wait behind a write of this lead due now; whether there were any.
+
+    To be sent in the transaction that ends the write.
+    """
+    (rows,) = yield [_WAKE(tenant=tenant_id, lead=lead_id)]
+    return rows.changed > 0
 
 
 def enqueue(

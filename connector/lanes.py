@@ -75,7 +75,7 @@ def came_owned(item: Item) -> bool:
 
 
 def lanes(
-    runtime: Runtime, conn: sa.Connection, row: store.TenantRow, items: Sequence[Item]
+    runtime: Runtime, conn: sa.Connection | None, row: store.TenantRow, items: Sequence[Item]
 ) -> list[tuple[Planned, list[Item]]]:
     """Sort `items` by the flags that count for them, each lane with its plan and its shadows."""
     staged = row.shadowed | row.partly

@@ -14,7 +14,7 @@ from connector.wording import LANGUAGES, Wording, why, wording_of
 from routing import tables as t
 
 if TYPE_CHECKING:
-    from connector.writeback import Job
+    from connector.jobs import Job
 
 
 @dataclass(frozen=True, slots=True)

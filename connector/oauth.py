@@ -160,8 +160,7 @@ def client(runtime: Runtime, tenant: Tenant) -> Client:
     """
     for last in (False, True):
         try:
-            with runtime.engine.connect() as conn:
-                return runtime.client(conn, tenant)
+            return runtime.client(tenant)
         except StaleToken:
             if last:
                 raise

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -24,13 +25,16 @@ from connector.database import at_once, at_rest, new_id, pipelined, unit
 from connector.runtime import Runtime, Tenant
 from routing import tables as t
 from routing.facts import Identities, identities, lead_from_json, lead_to_json, rule_digest
+from routing.flight import Asking, Statement, question, together
 from routing.model import Flag, Lead, Role
 from routing.stages import Mode
-from routing.store import tenant_row
+from routing.store import TenantRow
 
 # How long reading goes on before what is read is decided. A CRM that shows one lead per call and is slow must neither
 # keep the first of a burst waiting for the last, nor outlast the lease of them all.
 READ_FOR = 1.0  # seconds
+
+Events = Sequence[sa.Row[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +97,13 @@ class Read:
     later: list[sa.Row[Any]]
 
 
-def known_leads(
-    conn: sa.Connection, tenant_id: UUID, refs: Sequence[str], *, settling: bool = False, modes: bool = False
-) -> dict[str, Known]:
-    """Which of these CRM ids Turnlock knows. With `settling` also until when they wait: the stage's column is there.
-
-    With `modes` also the staged modes that they keep.
-    """
-    if not refs:
-        return {}
+@lru_cache(maxsize=4)
+def _known(settling: bool, modes: bool) -> Statement:
     r, c, s = t.lead_refs.c, t.leads.c, t.lead_roles.c
     owner = t.lead_roles.alias("owner")
     o = owner.c
     stands = sa.exists().where(s.tenant_id == c.tenant_id, s.lead_id == c.lead_id)
-    rows = conn.execute(
+    return Statement(
         sa.select(
             r.ref,
             r.lead_id,
@@ -117,13 +114,50 @@ def known_leads(
         )
         .join(t.leads, (c.tenant_id == r.tenant_id) & (c.lead_id == r.lead_id))
         .outerjoin(owner, (o.tenant_id == c.tenant_id) & (o.lead_id == c.lead_id) & (o.role == Role.OWNER.value))
-        .where(r.tenant_id == tenant_id, r.ref == sa.any_(sa.cast(list(refs), sa.ARRAY(sa.Text))))
+        .where(
+            r.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+            r.ref == sa.any_(sa.bindparam("refs", type_=sa.ARRAY(sa.Text))),
+        )
     )
+
+
+@question
+def known_leads(
+    tenant_id: UUID, refs: Collection[str], *, settling: bool = False, modes: bool = False
+) -> Asking[dict[str, Known]]:
+    """Which of these CRM ids Turnlock knows. With `settling` also until when they wait: the stage's column is there.
+
+    With `modes` also the staged modes that they keep.
+    """
+    if not refs:
+        return {}
+    (rows,) = yield [_known(settling, modes)(tenant=tenant_id, refs=sorted(refs))]
     return {row.ref: Known(row.lead_id, row.version, row.stands, *row[4:]) for row in rows}
 
 
-def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence[sa.Row[Any]]) -> Read:
-    """Read the leads behind `rows`. Raises :class:`CrmError` when the CRM as a whole cannot be read now."""
+def told_of(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, rows: Events) -> Asking[dict[str, Known]]:
+    """Asks which of the leads that these events name are known. To be asked before any of them is read.
+
+    A lead whose version rises while the CRM answers is read again, never decided on this reading.
+    """
+    refs = {row.ref for row in rows if row.ref is not None and row.kind != EventKind.INQUIRY}
+    return _known_now(runtime, conn, tenant_id, refs)
+
+
+def _known_now(
+    runtime: Runtime, conn: sa.Connection, tenant_id: UUID, refs: Collection[str]
+) -> Asking[dict[str, Known]]:
+    settling = Flag.SETTLE in runtime.stages(conn)
+    return known_leads.of(tenant_id, refs, settling=settling, modes=runtime.shadows(conn))
+
+
+def read_events(
+    runtime: Runtime, tenant: Tenant, configured: TenantRow, client: Client, rows: Events, known: Mapping[str, Known]
+) -> Read:
+    """Read the leads behind `rows`; `known` is what :func:`told_of` found of them.
+
+    Raises :class:`CrmError` when the CRM as a whole cannot be read now.
+    """
     adapter, ends = tenant.adapter, time.monotonic() + READ_FOR
     later: list[sa.Row[Any]] = []
     refs: dict[UUID, str] = {}
@@ -145,12 +179,12 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
             missing.append((row, None))
         else:
             refs[row.event_id] = ref
-    with at_rest(runtime.engine) as conn:
-        # Before the reading: a lead whose version rises while the CRM answers is read again, never decided on this.
-        settling = Flag.SETTLE in runtime.stages(conn)
-        wanted = sorted(set(refs.values()))
-        known = known_leads(conn, tenant.tenant_id, wanted, settling=settling, modes=runtime.shadows(conn))
-        complete = _payload_is_complete(runtime, conn, tenant)
+    inquired = {refs[row.event_id] for row in rows if row.kind == EventKind.INQUIRY and row.event_id in refs}
+    if inquired:
+        with at_rest(runtime.engine) as conn:
+            found = together(conn, _known_now(runtime, conn, tenant.tenant_id, inquired))
+            known = {**known, **found[0]}
+    complete = _payload_is_complete(runtime, tenant, configured)
     leads: dict[str, Lead] = {}
     to_fetch: list[str] = []
     for row in rows:
@@ -202,13 +236,12 @@ def read_events(runtime: Runtime, tenant: Tenant, client: Client, rows: Sequence
     return Read(items, [lost for lost in missing if lost[0].event_id in kept], refused, later)
 
 
-def _payload_is_complete(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> bool:
+def _payload_is_complete(runtime: Runtime, tenant: Tenant, row: TenantRow) -> bool:
     """Whether a payload of this CRM shows all that the tenant's rules look at. Else it could send a lead astray."""
     lacking = tenant.adapter.not_in_payload
     if not lacking:
         return True
-    row = tenant_row(conn, tenant.tenant_id)
-    rules = runtime.plan(conn, row, row.flags | row.shadowed).rules  # a shadow looks at them, too
+    rules = runtime.plan(None, row, row.flags | row.shadowed).rules  # a shadow looks at them, too
     return lacking.isdisjoint(rules.attributes(Role.OWNER))
 
 
@@ -308,35 +341,37 @@ def _rekeyed(runtime: Runtime, tenant_id: UUID, leads: Mapping[str, Lead]) -> di
 # in by the order of their bytes (collation C), so that two workers wait for each other one way round. A ref that is
 # taken gives no row, and then nothing of its lead is stored here. It does not wait for the disk: nothing is answered on
 # it, and the commit of the unit that decides these leads, which comes after it in the log, brings it there.
-_FRESH = sa.text(
-    """
-    WITH given AS (
-        SELECT * FROM unnest(
-            CAST(:refs AS text[]), CAST(:ids AS uuid[]), CAST(:created AS timestamptz[]), CAST(:facts AS jsonb[])
-        ) AS g(ref, lead_id, crm_created_at, facts)
-    ), pairs AS (
-        SELECT * FROM unnest(CAST(:digests AS bytea[]), CAST(:owners AS uuid[])) AS p(digest, lead_id)
-    ), stored AS (
-        INSERT INTO lead_refs (tenant_id, ref, lead_id)
-        SELECT :tenant, ref, lead_id FROM given ORDER BY ref COLLATE "C"
-        ON CONFLICT (tenant_id, ref) DO NOTHING
-        RETURNING ref, lead_id
-    ), lead AS (
-        INSERT INTO leads (tenant_id, lead_id, crm_created_at)
-        SELECT :tenant, lead_id, crm_created_at FROM given JOIN stored USING (lead_id)
-    ), fact AS (
-        INSERT INTO lead_facts (tenant_id, lead_id, facts) SELECT :tenant, lead_id, facts FROM given
-        JOIN stored USING (lead_id)
-    ), identity AS (
-        INSERT INTO identities (tenant_id, digest)
-        SELECT DISTINCT CAST(:tenant AS uuid), digest FROM pairs JOIN stored USING (lead_id) ORDER BY digest
-        ON CONFLICT (tenant_id, digest) DO NOTHING
-    ), belongs AS (
-        INSERT INTO lead_identities (tenant_id, digest, lead_id)
-        SELECT :tenant, digest, lead_id FROM pairs JOIN stored USING (lead_id)
+_FRESH = Statement(
+    sa.text(
+        """
+        WITH given AS (
+            SELECT * FROM unnest(
+                CAST(:refs AS text[]), CAST(:ids AS uuid[]), CAST(:created AS timestamptz[]), CAST(:facts AS jsonb[])
+            ) AS g(ref, lead_id, crm_created_at, facts)
+        ), pairs AS (
+            SELECT * FROM unnest(CAST(:digests AS bytea[]), CAST(:owners AS uuid[])) AS p(digest, lead_id)
+        ), stored AS (
+            INSERT INTO lead_refs (tenant_id, ref, lead_id)
+            SELECT CAST(:tenant AS uuid), ref, lead_id FROM given ORDER BY ref COLLATE "C"
+            ON CONFLICT (tenant_id, ref) DO NOTHING
+            RETURNING ref, lead_id
+        ), lead AS (
+            INSERT INTO leads (tenant_id, lead_id, crm_created_at)
+            SELECT CAST(:tenant AS uuid), lead_id, crm_created_at FROM given JOIN stored USING (lead_id)
+        ), fact AS (
+            INSERT INTO lead_facts (tenant_id, lead_id, facts) SELECT CAST(:tenant AS uuid), lead_id, facts FROM given
+            JOIN stored USING (lead_id)
+        ), identity AS (
+            INSERT INTO identities (tenant_id, digest)
+            SELECT DISTINCT CAST(:tenant AS uuid), digest FROM pairs JOIN stored USING (lead_id) ORDER BY digest
+            ON CONFLICT (tenant_id, digest) DO NOTHING
+        ), belongs AS (
+            INSERT INTO lead_identities (tenant_id, digest, lead_id)
+            SELECT CAST(:tenant AS uuid), digest, lead_id FROM pairs JOIN stored USING (lead_id)
+        )
+        SELECT ref, lead_id, set_config('synchronous_commit', 'off', true) FROM stored
+        """
     )
-    SELECT ref, lead_id, set_config('synchronous_commit', 'off', true) FROM stored
-    """
 )
 
 

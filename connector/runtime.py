@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache, lru_cache
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -20,7 +22,7 @@ from connector.abandoned import Abandoned
 from connector.alive import Life
 from connector.breaker import breaker_left
 from connector.busy import BusyQueues
-from connector.database import DatabaseClock
+from connector.database import DatabaseClock, at_rest
 from connector.errors import UnknownTenant
 from connector.limits import Limits, TenantGate
 from connector.migrate import LIMITS, SHADOW, TELLING, WHY, WORDING, reaches, stages
@@ -31,11 +33,13 @@ from connector.vault import Vault
 from connector.wake import Wake
 from routing import staging, store
 from routing.decide import Plan
+from routing.flight import Asking, Statement
 from routing.model import Flag
 from routing.stages import Stage
 from routing.tables import flags, tenants
 
 
+@cache
 def app_id(crm: str) -> UUID:
     """The id of the reserved tenant of this CRM's app: the same everywhere, so there is one at most."""
     return uuid5(NAMESPACE_URL, f"turnlock:app:{crm}")
@@ -73,6 +77,24 @@ class Tenant:
 
 
 _TENANT = tuple(tenants.c[name] for name in ("tenant_id", "name", "crm", "base_url", "parameters", "status", "sending"))
+
+
+def _columns(households: bool) -> list[Any]:
+    """What a :class:`Tenant` is made of, as far as the database has it."""
+    if not households:
+        return list(_TENANT)
+    c, f = tenants.c, flags.c
+    is_on = sa.exists().where(f.tenant_id == c.tenant_id, f.flag == Flag.HOUSEHOLDS.value, f.mode == "on")
+    return [*_TENANT, is_on.label("households"), c.country]
+
+
+@lru_cache(maxsize=2)
+def _with_wait(households: bool) -> Statement:
+    tenant_id: Any = sa.bindparam("tenant", type_=sa.Uuid)
+    columns = [*_columns(households), breaker_left(tenant_id).label("wait")]
+    return Statement(sa.select(*columns).where(tenants.c.tenant_id == tenant_id))
+
+
 _SECRETS_FRESH = 2.0
 #: Under which name access tokens are sealed.
 ACCESS = "oauth_access"
@@ -162,20 +184,21 @@ class Runtime:
         """Whether the database has what agents read, and tasks."""
         return self._reaches(conn, WORDING)
 
-    def settings_at(self, conn: sa.Connection, tenant_id: UUID, version: int) -> Mapping[Flag, Stage]:
+    def settings_at(self, conn: sa.Connection | None, tenant_id: UUID, version: int) -> Mapping[Flag, Stage]:
         """The flags' settings at a flag version, read once per process: they never change. Empty when none is kept."""
         found = self._settings.get((tenant_id, version))
         if found is None:
-            found = staging.settings_at(conn, tenant_id, version) if self.shadows(conn) else {}
+            with nullcontext(conn) if conn is not None else at_rest(self.engine) as reading:
+                found = staging.settings_at(reading, tenant_id, version) if self.shadows(reading) else {}
             if len(self._settings) >= _SETTINGS_KEPT:
                 self._settings.clear()
             self._settings[tenant_id, version] = found
         return found
 
-    def plan(self, conn: sa.Connection, row: store.TenantRow, flags: frozenset[Flag] | None = None) -> Plan:
+    def plan(self, conn: sa.Connection | None, row: store.TenantRow, flags: frozenset[Flag] | None = None) -> Plan:
         """The compiled configuration at ``row.version`` with these flags on (default: the tenant's).
 
-        Compiled once per version, flags and process.
+        Compiled once per version, flags and process; without `conn` on a connection taken for it.
         """
         flags = row.flags if flags is None else flags
         cached = self._plans.get(row.tenant_id)
@@ -183,7 +206,8 @@ class Runtime:
             cached = self._plans[row.tenant_id] = (row.version, {})
         plan = cached[1].get(flags)
         if plan is None:
-            plan = cached[1][flags] = store.load_plan(conn, replace(row, flags=flags))
+            with nullcontext(conn) if conn is not None else at_rest(self.engine) as reading:
+                plan = cached[1][flags] = store.load_plan(reading, replace(row, flags=flags))
         return plan
 
     def tenant(self, conn: sa.Connection, tenant_id: UUID) -> Tenant:
@@ -194,12 +218,9 @@ class Runtime:
         """The active tenant of this name. Raises :class:`UnknownTenant` that lists the names there are."""
         return self._one(conn, tenants.c.name == name, name)
 
-    def tenant_and_wait(self, conn: sa.Connection, tenant_id: UUID) -> tuple[Tenant, float | None]:
-        """The tenant with this id, and for how long its CRM must not be called: :func:`breaker.breaker_left`."""
-        c = tenants.c
-        row = conn.execute(
-            sa.select(*self._columns(conn), breaker_left(tenant_id).label("wait")).where(c.tenant_id == tenant_id)
-        ).one()
+    def tenant_and_wait(self, conn: sa.Connection, tenant_id: UUID) -> Asking[tuple[Tenant, float | None]]:
+        """Asks for the tenant with this id, and how long its CRM must not be called: :func:`breaker.breaker_left`."""
+        ((row,),) = yield [_with_wait(Flag.HOUSEHOLDS in self.stages(conn))(tenant=tenant_id)]
         return Tenant(*row[:-1]), row.wait
 
     def found(self, conn: sa.Connection, tenant_id: UUID) -> Tenant | None:
@@ -208,12 +229,7 @@ class Runtime:
         return None if row is None else Tenant(*row)
 
     def _columns(self, conn: sa.Connection) -> list[Any]:
-        """What a :class:`Tenant` is made of, as far as the database has it."""
-        if Flag.HOUSEHOLDS not in self.stages(conn):
-            return list(_TENANT)
-        c, f = tenants.c, flags.c
-        is_on = sa.exists().where(f.tenant_id == c.tenant_id, f.flag == Flag.HOUSEHOLDS.value, f.mode == "on")
-        return [*_TENANT, is_on.label("households"), c.country]
+        return _columns(Flag.HOUSEHOLDS in self.stages(conn))
 
     def _one(self, conn: sa.Connection, where: sa.ColumnElement[bool], said: str) -> Tenant:
         c = tenants.c
@@ -240,7 +256,7 @@ class Runtime:
             found.setdefault(row.name, []).append(self.vault.open(tenant.tenant_id, row.name, row.sealed))
         return found
 
-    def client(self, conn: sa.Connection, tenant: Tenant) -> Client:
+    def client(self, tenant: Tenant) -> Client:
         """The client for this tenant's CRM: one per thread, made anew when address or credentials change."""
         kept: dict[UUID, _Kept] = self._local.__dict__.setdefault("clients", {})
         last = kept.get(tenant.tenant_id)
@@ -248,6 +264,11 @@ class Runtime:
         # Secrets change hardly ever: they are read every two seconds, not for every call.
         if last is not None and last.said == said and time.monotonic() - last.read_at < _SECRETS_FRESH:
             return last.client
+        with at_rest(self.engine) as conn:
+            return self._client(conn, tenant, kept, said)
+
+    def _client(self, conn: sa.Connection, tenant: Tenant, kept: dict[UUID, _Kept], said: tuple[object, ...]) -> Client:
+        last = kept.get(tenant.tenant_id)
         self.database_clock.read(conn)
         newest = {name: values[0] for name, values in self.secrets(conn, tenant).items()}
         base_url = tenant.base_url

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from connector.waiting import load_rules, load_waiting
 from routing import kin, store
 from routing import tables as t
 from routing.decide import Plan, QueueState, Waiting
+from routing.flight import Asking, Statement, side_by_side
 from routing.gate import Standing
 from routing.model import Agent, Flag, Role
 
@@ -33,25 +34,43 @@ class Seen:
     shared: set[bytes]
     refs: dict[str, UUID]
     returned: dict[UUID, kin.Returned]
-    rules: dict[UUID, str | None]
-    ahead: list[Waiting]
-    members: dict[UUID, dict[UUID, int]]
+    rules: dict[UUID, str | None] = field(default_factory=dict)
+    ahead: list[Waiting] = field(default_factory=list)
+    members: dict[UUID, dict[UUID, int]] = field(default_factory=dict)
 
     @classmethod
-    def load(
+    def asked(
         cls,
-        conn: sa.Connection,
         tenant_id: UUID,
         plan: Plan,
-        queue_ids: Sequence[UUID],
+        queue_ids: Collection[UUID],
         items: Sequence[Item],
         digests: frozenset[bytes],
-        chosen: Iterable[UUID],
-        at: datetime,
-    ) -> Seen:
-        """Read it all. Call with the leads, identities and queues locked."""
-        roles = store.load_roles(conn, tenant_id, {item.lead_id for item in items})
-        owners, shared = kin.existing_owners(conn, tenant_id, digests)
+        chosen: Collection[UUID],
+    ) -> Asking[Seen]:
+        """Ask for what every decision needs. To be sent once the leads, identities and queues are locked."""
+        refs = {item.lead.owner_ref for item in items if item.lead.owner_ref}
+        roles, (owners, shared), queues, by_ref, agents = yield from side_by_side(
+            store.load_roles.of(tenant_id, {item.lead_id for item in items}),
+            kin.existing_owners.of(tenant_id, digests),
+            store.load_queues.of(tenant_id, plan.flags, queue_ids),
+            _agents_by_ref(tenant_id, refs),
+            store.load_agents.of(tenant_id, plan.flags, {*plan.target_agents, *chosen}, of_queues=queue_ids),
+        )
+        wanted = {row.agent_id for row in roles.values() if row.agent_id is not None}
+        wanted |= {agent_id for by_lead in owners.values() for _, agent_id in by_lead.values()}
+        stood = {lead_id for lead_id, role in roles if role is Role.OWNER}
+        more, returned = yield from side_by_side(
+            store.load_agents.of(tenant_id, plan.flags, wanted - agents.keys()),
+            kin.load_returned.of(tenant_id, stood if Flag.CREDITS in plan.flags else ()),
+        )
+        return cls(agents | more, queues, roles, owners, shared, by_ref, returned)
+
+    def look_further(
+        self, conn: sa.Connection, tenant_id: UUID, plan: Plan, items: Sequence[Item], at: datetime
+    ) -> None:
+        """Read what few decisions need: who waits already, and whom an identity that is shared by many concerns."""
+        shared, roles, queues = self.shared, self.roles, self.queues
         shared |= frozenset[bytes]().union(*(item.identities.mute(shared) for item in items))
         # Many households at one address are a building, and nothing to worry about.
         if any(shared & item.identities.personal for item in items):
@@ -63,31 +82,17 @@ class Seen:
                 f"more than {kin.SHARED_BY_MANY} leads share an email or phone, so it no longer says who the agent "
                 "is; give these leads contact data of their own in the CRM",
             )
-        queues = store.load_queues(conn, tenant_id, plan.flags, queue_ids)
         mine = {lead_id for (lead_id, role), row in roles.items() if role is Role.OWNER and row.state == "held"}
-        ahead: list[Waiting] = []
-        members: dict[UUID, dict[UUID, int]] = {}
-        rules: dict[UUID, str | None] = {}
         if any(queue.held for queue in queues.values()):
             served = {place.agent_id for queue in queues.values() for place in queue.line.places}
-            members = kin.load_members(conn, tenant_id, plan.flags, served)
+            members = self.members = kin.load_members(conn, tenant_id, plan.flags, served)
             homes = plan.homes(members.keys() | queues.keys())
             # Quiet hours hold a lead without a way out, so whoever waits in them has a claim on nobody.
             homes = frozenset(home for home in homes if not plan.is_quiet(home, at))
             members = {queue_id: them for queue_id, them in members.items() if not plan.is_quiet(queue_id, at)}
-            ahead = load_waiting(conn, tenant_id, plan.flags, Role.OWNER, homes, mine)
+            self.ahead = load_waiting(conn, tenant_id, plan.flags, Role.OWNER, homes, mine)
         if mine:
-            rules = load_rules(conn, tenant_id, mine)
-        wanted = {place.agent_id for queue in queues.values() for place in queue.line.places}
-        wanted |= {row.agent_id for row in roles.values() if row.agent_id is not None}
-        wanted |= {agent_id for by_lead in owners.values() for _, agent_id in by_lead.values()}
-        wanted |= {queue.default_agent_id for queue in queues.values() if queue.default_agent_id is not None}
-        wanted |= {*plan.target_agents, *chosen}
-        agents = store.load_agents(conn, tenant_id, plan.flags, wanted)
-        refs = _agents_by_ref(conn, tenant_id, {item.lead.owner_ref for item in items if item.lead.owner_ref})
-        stood = {lead_id for lead_id, role in roles if role is Role.OWNER}
-        returned = kin.load_returned(conn, tenant_id, stood) if stood and Flag.CREDITS in plan.flags else {}
-        return cls(agents, queues, roles, owners, shared, refs, returned, rules, ahead, members)
+            self.rules = load_rules(conn, tenant_id, mine)
 
     def agent_of(self, ref: str | None) -> UUID | None:
         """The agent behind a CRM id."""
@@ -129,13 +134,16 @@ class Seen:
             self.owners.setdefault(digest, {})[item.lead_id] = (_LATEST, agent_id)
 
 
-def _agents_by_ref(conn: sa.Connection, tenant_id: UUID, refs: Collection[str]) -> dict[str, UUID]:
+_BY_REF = Statement(
+    sa.select(t.agent_refs.c.ref, t.agent_refs.c.agent_id).where(
+        t.agent_refs.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+        t.agent_refs.c.ref == sa.any_(sa.bindparam("refs", type_=sa.ARRAY(sa.Text))),
+    )
+)
+
+
+def _agents_by_ref(tenant_id: UUID, refs: Collection[str]) -> Asking[dict[str, UUID]]:
     if not refs:
         return {}
-    r = t.agent_refs.c
-    rows = conn.execute(
-        sa.select(r.ref, r.agent_id).where(
-            r.tenant_id == tenant_id, r.ref == sa.any_(sa.cast(sorted(refs), sa.ARRAY(sa.Text)))
-        )
-    )
+    (rows,) = yield [_BY_REF(tenant=tenant_id, refs=sorted(refs))]
     return {row.ref: row.agent_id for row in rows}

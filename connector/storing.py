@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from connector.database import at_once, is_contention, is_outage
 from connector.wake import EVENTS, Wake
 from connector.work import LEASE
+from routing.flight import Statement
 
 # Deliveries and events that share a commit: far above what comes in during one, far below what a statement can hold.
 _MOST_DELIVERIES = 50
@@ -28,56 +29,60 @@ _MOST_EVENTS = 500
 # One statement, so one round trip: nothing of a delivery is stored without all of it. A key that is taken, by a
 # committed event or by one being committed now, is a duplicate: done already. Keys go in sorted, so that two
 # deliveries with common keys wait for each other in one direction only.
-STORE = sa.text(
-    """
-    WITH given AS (
-        SELECT * FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g(
-            key text, final boolean, event_id uuid, delivery_id uuid, ordinal integer, kind text, ref text,
-            payload jsonb, state text, reason text, occurred_at timestamptz, flag_version integer,
-            settle double precision
+STORE = Statement(
+    sa.text(
+        """
+        WITH given AS (
+            SELECT * FROM jsonb_to_recordset(CAST(:events AS jsonb)) AS g(
+                key text, final boolean, event_id uuid, delivery_id uuid, ordinal integer, kind text, ref text,
+                payload jsonb, state text, reason text, occurred_at timestamptz, flag_version integer,
+                settle double precision
+            )
+        ), sent AS (
+            SELECT * FROM jsonb_to_recordset(CAST(:deliveries AS jsonb)) AS d(
+                delivery_id uuid, source text, hook_id uuid, headers jsonb, size integer
+            )
+        ), fresh AS (
+            INSERT INTO dedupe_keys (tenant_id, key, event_id, final)
+            SELECT CAST(:tenant AS uuid), key, event_id, final FROM given ORDER BY key COLLATE "C"
+            ON CONFLICT (tenant_id, key) DO NOTHING
+            RETURNING event_id
+        ), news AS (
+            SELECT given.* FROM given JOIN fresh USING (event_id)
+        ), delivery AS (
+            INSERT INTO deliveries (tenant_id, delivery_id, source, hook_id, headers, size, received_at)
+            SELECT CAST(:tenant AS uuid), delivery_id, source, hook_id, headers, size, now() FROM sent
+            WHERE delivery_id IN (SELECT delivery_id FROM news)
+            RETURNING delivery_id
+        ), body AS (
+            INSERT INTO delivery_bodies (tenant_id, delivery_id, received_at, body)
+            SELECT CAST(:tenant AS uuid), delivery_id, now(), body
+            FROM unnest(CAST(:ids AS uuid[]), CAST(:bodies AS bytea[])) AS b(delivery_id, body)
+            JOIN delivery USING (delivery_id)
         )
-    ), sent AS (
-        SELECT * FROM jsonb_to_recordset(CAST(:deliveries AS jsonb)) AS d(
-            delivery_id uuid, source text, hook_id uuid, headers jsonb, size integer
-        )
-    ), fresh AS (
-        INSERT INTO dedupe_keys (tenant_id, key, event_id, final)
-        SELECT :tenant, key, event_id, final FROM given ORDER BY key COLLATE "C"
-        ON CONFLICT (tenant_id, key) DO NOTHING
-        RETURNING event_id
-    ), news AS (
-        SELECT given.* FROM given JOIN fresh USING (event_id)
-    ), delivery AS (
-        INSERT INTO deliveries (tenant_id, delivery_id, source, hook_id, headers, size, received_at)
-        SELECT :tenant, delivery_id, source, hook_id, headers, size, now() FROM sent
-        WHERE delivery_id IN (SELECT delivery_id FROM news)
-        RETURNING delivery_id
-    ), body AS (
-        INSERT INTO delivery_bodies (tenant_id, delivery_id, received_at, body)
-        SELECT :tenant, delivery_id, now(), body
-        FROM unnest(CAST(:ids AS uuid[]), CAST(:bodies AS bytea[])) AS b(delivery_id, body)
-        JOIN delivery USING (delivery_id)
+        INSERT INTO events (tenant_id, event_id, delivery_id, ordinal, kind, ref, payload, flag_version, state, reason,
+                            received_at, occurred_at, closed_at, due_at, lease, leased_until, claims)
+        SELECT CAST(:tenant AS uuid), event_id, delivery_id, ordinal, kind, ref, payload, flag_version, state, reason,
+               now(), occurred_at, CASE WHEN state = 'ignored' THEN now() END,
+               clock_timestamp() + make_interval(secs => settle),
+               CASE WHEN state = 'waiting' THEN CAST(:lease AS uuid) END,
+               CASE WHEN state = 'waiting' AND CAST(:lease AS uuid) IS NOT NULL
+                    THEN clock_timestamp() + CAST(:lease_for AS interval) END,
+               CASE WHEN state = 'waiting' AND CAST(:lease AS uuid) IS NOT NULL THEN 1 ELSE 0 END
+        FROM news
+        RETURNING delivery_id, state, reason, event_id, ordinal, kind, ref, received_at, occurred_at, attempt,
+                  claims, lead_id, flag_version,
+                  CASE WHEN lease IS NOT NULL THEN payload END AS payload,
+                  (SELECT source FROM sent WHERE sent.delivery_id = events.delivery_id) AS source
+        """
     )
-    INSERT INTO events (tenant_id, event_id, delivery_id, ordinal, kind, ref, payload, flag_version, state, reason,
-                        received_at, occurred_at, closed_at, due_at, lease, leased_until, claims)
-    SELECT :tenant, event_id, delivery_id, ordinal, kind, ref, payload, flag_version, state, reason,
-           now(), occurred_at, CASE WHEN state = 'ignored' THEN now() END,
-           clock_timestamp() + make_interval(secs => settle),
-           CASE WHEN state = 'waiting' THEN CAST(:lease AS uuid) END,
-           CASE WHEN state = 'waiting' AND CAST(:lease AS uuid) IS NOT NULL
-                THEN clock_timestamp() + CAST(:lease_for AS interval) END,
-           CASE WHEN state = 'waiting' AND CAST(:lease AS uuid) IS NOT NULL THEN 1 ELSE 0 END
-    FROM news
-    RETURNING delivery_id, state, reason, event_id, ordinal, kind, ref, received_at, occurred_at, attempt,
-              claims, lead_id, flag_version,
-              CASE WHEN lease IS NOT NULL THEN payload END AS payload,
-              (SELECT source FROM sent WHERE sent.delivery_id = events.delivery_id) AS source
-    """
 )
 # Nobody knows whether the statement that leased these was carried out: anybody may take them.
-_UNLEASE = sa.text(
-    "UPDATE events SET lease = NULL, leased_until = NULL, claims = 0 "
-    "WHERE tenant_id = :tenant AND lease = :lease AND state = 'waiting'"
+_UNLEASE = Statement(
+    sa.text(
+        "UPDATE events SET lease = NULL, leased_until = NULL, claims = 0 "
+        "WHERE tenant_id = :tenant AND lease = :lease AND state = 'waiting'"
+    )
 )
 
 Rows = Sequence[sa.Row[Any]]

@@ -13,10 +13,10 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from connector import inbox, testing, work
+from connector import inbox, jobs, testing, work
 from connector.alarms import open_alarm
 from connector.busy import PROBE
-from connector.database import LOCK_TIMEOUT, new_id, pipelined, set_lock_timeout
+from connector.database import new_id, opening, patiently
 from connector.lanes import Planned, came_owned, lanes
 from connector.reading import Item
 from connector.runtime import Runtime, Tenant
@@ -24,6 +24,7 @@ from connector.seen import Seen
 from connector.shadow import Beside
 from routing import saving, staging, store
 from routing.decide import Bench, Case, Decision, Outcome, Plan, Waiting
+from routing.flight import COMMIT, Asking, fly, together
 from routing.gate import Step, Verdict, gate
 from routing.model import Flag, Load, Reason, Role
 from routing.skips import next_change, quiet_until
@@ -34,10 +35,6 @@ BEHIND = timedelta(seconds=30)
 FORCED = ("console", "replay")
 # Seconds after which the drain looks at a lead that was held, if nothing is known to change before.
 _LOOK_AGAIN = 15.0
-
-
-class LostLease(Exception):
-    """Another worker took the events over meanwhile: this unit keeps nothing."""
 
 
 @dataclass(slots=True)
@@ -53,22 +50,27 @@ class _Result:
 
 
 class Unit:
-    """One attempt at a unit, on the transaction that the caller opened and commits."""
+    """One attempt at a unit, on the connection and in the transaction that the caller rolls back where it fails.
+
+    Two flights in all for most units: one brings BEGIN, the locks and what is read under them, one all that is
+    written and COMMIT.
+    """
 
     def __init__(
-        self, runtime: Runtime, tenant: Tenant, lease: UUID, items: Sequence[Item], conn: sa.Connection, now: datetime
+        self, runtime: Runtime, tenant: Tenant, lease: UUID, items: Sequence[Item], conn: sa.Connection
     ) -> None:
         self._runtime = runtime
         self._tenant_id = tenant.tenant_id
         self._lease = lease
         self._items = items
         self._conn = conn
-        self._now = now
         self._result = _Result()
         # Whether an agent may hold one open lead less after this unit.
         self._room = False
         #: Whether leads wait that the drain should look at, once this is committed.
         self.wants_drain = False
+        #: What the senders of writes that were born leased need, where it was read already.
+        self.born: Mapping[UUID, sa.Row[Any]] = {}
 
     def run(self, planned: Planned | None, more_queues: Collection[UUID], send_at_once: int) -> list[saving.Ordered]:
         """Decide and save; the writes that it ordered. Without `planned` the configuration is held still meanwhile.
@@ -77,33 +79,37 @@ class Unit:
         :class:`connector.busy.QueueBusy`, upon which the caller rolls back and starts anew.
         """
         conn, tenant_id, runtime = self._conn, self._tenant_id, self._runtime
+        first: list[Asking[Any]] = [opening(conn)]
         # The lock order of the project: (configuration, only without a plan) leads, identities, queues.
         if planned is None:
-            row = store.tenant_row(conn, tenant_id, share=True)
+            self._now, row = together(conn, *first, store.tenant_row.of(tenant_id, share=True))
             ((planned, _),) = lanes(runtime, conn, row, self._items)  # one lead, so one lane
-        self._versions = store.lock_leads(conn, tenant_id, {item.lead_id for item in self._items})
+            first = []
         known_by = [i.identities.all if planned.plan.households else i.identities.personal for i in self._items]
         digests = frozenset[bytes]().union(*known_by)
-        store.lock_identities(conn, tenant_id, digests)
         wanted = {q for item in self._items if (q := planned.choice(item)[0]) is not None} | set(more_queues)
         wanted = set(planned.lines_of({*wanted, *planned.watched(self._items)}))
+        now = runtime.database_clock.now()
+        self._chosen = {i.lead_id: a for i in self._items if (a := testing.chosen(runtime, tenant_id, i.lead, now))}
+        self._planned, self._plan, self._digests = planned, planned.plan, digests
         with runtime.busy.asking(wanted) as held:
-            if held:
-                set_lock_timeout(conn, PROBE)
-            locked = store.lock_queues(conn, tenant_id, wanted)
-            if held:
-                set_lock_timeout(conn, LOCK_TIMEOUT)
-        # Only now, with every lock granted, is anything read that a decision rests on.
-        self._row = store.tenant_row(conn, tenant_id)
+            queues = store.lock_queues.of(tenant_id, wanted)
+            *opened, self._versions, _, self._locked, self._row, self._known = together(
+                conn,
+                *first,
+                store.lock_leads.of(tenant_id, {item.lead_id for item in self._items}),
+                store.lock_identities.of(tenant_id, digests),
+                patiently.of(PROBE, queues) if held else queues,
+                # Only behind these, with every lock granted, is anything read that a decision rests on.
+                store.tenant_row.of(tenant_id),
+                self._seen(self._plan, wanted),
+            )
+        if opened:
+            (self._now,) = opened
         if self._row.version != planned.row.version:
             raise store.ConfigurationChanged
-        self._planned, self._plan = planned, planned.plan
         at = runtime.clock(self._now)
-        self._chosen = {
-            i.lead_id: a for i in self._items if (a := testing.chosen(runtime, tenant_id, i.lead, self._now))
-        }
-        self._locked, self._digests = locked, digests
-        self._known = self._load(self._plan, at)
+        self._known.look_further(conn, tenant_id, self._plan, self._items, at)
         self._bench = self._bench_of(self._plan, self._known, at)
         self._beside = self._shadows(at)
         self._open_writes = {row.lead_id for row in self._known.roles.values() if row.open_write}
@@ -114,9 +120,9 @@ class Unit:
                 self._owner(item)
         return self._save(send_at_once)
 
-    def _load(self, plan: Plan, at: datetime) -> Seen:
+    def _seen(self, plan: Plan, queue_ids: Collection[UUID]) -> Asking[Seen]:
         chosen = self._chosen.values()
-        return Seen.load(self._conn, self._tenant_id, plan, self._locked, self._items, self._digests, chosen, at)
+        return Seen.asked(self._tenant_id, plan, queue_ids, self._items, self._digests, chosen)
 
     def _bench_of(self, plan: Plan, known: Seen, at: datetime) -> Bench:
         loads = self._loads(plan, known, at)
@@ -135,7 +141,9 @@ class Unit:
         """The shadows of this unit, each with what it reads as the live path would with its flag on."""
 
         def bench_of(plan: Plan) -> Bench:
-            return self._bench_of(plan, self._load(plan, at), at)
+            (known,) = together(self._conn, self._seen(plan, self._locked))
+            known.look_further(self._conn, self._tenant_id, plan, self._items, at)
+            return self._bench_of(plan, known, at)
 
         held = [row.lead_id for row in self._known.roles.values() if row.state == "held"]
         found = [Beside(self._conn, self._tenant_id, watch, self._now) for watch in self._planned.watches]
@@ -313,11 +321,7 @@ class Unit:
 
     def _save(self, send_at_once: int) -> list[saving.Ordered]:
         conn, tenant_id, result, plan = self._conn, self._tenant_id, self._result, self._plan
-        # First, because everything else is worth nothing if the events are somebody else's by now.
-        if inbox.end_decided(conn, tenant_id, self._lease, result.done) != len(result.done):
-            raise LostLease
-        ordered, drafts = saving.save_decisions(
-            conn,
+        saved = saving.save_decisions(
             tenant_id,
             result.decided,
             config_version=plan.config_version,
@@ -327,12 +331,18 @@ class Unit:
             lease=self._lease,
             lease_for=work.LEASE,
             send_at_once=send_at_once,
-            batch=lambda: pipelined(conn),
         )
+        # First, because everything else is worth nothing if the events are somebody else's by now.
+        asks = [*inbox.end_decided(tenant_id, self._lease, result.done), *saved.asks]
         if Flag.ROTATION in plan.flags:
-            saving.save_lines(
-                conn, tenant_id, self._bench.queues, self._bench.lines, drafts, self._now, lambda: pipelined(conn)
-            )
+            asks += saving.moved_lines(tenant_id, self._bench.queues, self._bench.lines, saved.drafts, self._now)
+        if not self._has_more_to_say():
+            born = [one.outbox_id for one in saved.ordered if one.leased]
+            # What their senders need is read in the same flight, behind the commit.
+            rows = fly(conn, [*asks, COMMIT, *(jobs.look(tenant_id, self._lease, one) for one in born)])
+            self.born = {one: found[0] for one, found in zip(born, rows[len(asks) + 1 :], strict=True) if found}
+            return saved.ordered
+        fly(conn, asks)
         self._tell_of_held()
         staging.keep_modes(conn, tenant_id, result.modes)
         staging.note_crm_owners(conn, tenant_id, result.crm_owners, self._now)
@@ -344,7 +354,14 @@ class Unit:
             )
         if result.again:
             inbox.return_events(conn, tenant_id, self._lease, result.again, after=timedelta(0), reason="read_again")
-        return ordered
+        return saved.ordered
+
+    def _has_more_to_say(self) -> bool:
+        """Whether something is to be written beside decisions and lines, which most units do not come to."""
+        result = self._result
+        held = any(item.decision.outcome is Outcome.HELD for item in result.decided)
+        told = held or self._room or self.wants_drain or any(item.event.source == "held" for item in self._items)
+        return bool(told or self._beside or result.modes or result.crm_owners or result.behind or result.again)
 
     def _tell_of_held(self) -> None:
         if self._room and Flag.CAPACITY in self._plan.flags:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -19,6 +20,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from connector.alive import free
 from connector.tables import breakers, chores, events
+from routing.flight import Ask, Asking, Statement, exactly, question
 from routing.model import TELLING
 from routing.tables import lead_roles, outbox, tenants
 
@@ -26,6 +28,10 @@ from routing.tables import lead_roles, outbox, tenants
 # for locks at most 2 s a try; a sender makes at most four calls. A live worker is never overtaken.
 LEASE = timedelta(seconds=60)
 _CLOCK = sa.func.clock_timestamp()
+
+
+class LostLease(Exception):
+    """Another worker took the work over meanwhile: whoever had it before keeps nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,8 @@ def due_tenants(conn: sa.Connection, living: Sequence[str] | None = None) -> lis
 
 # -- outbox ---------------------------------------------------------------------------------------------------
 
-_OUTBOX = (
+#: What a sender knows of a write.
+OUTBOX = (
     outbox.c.outbox_id,
     outbox.c.lead_id,
     outbox.c.role,
@@ -88,19 +95,10 @@ _OUTBOX = (
 )
 
 
-def claim_outbox(
-    conn: sa.Connection,
-    tenant_id: UUID,
-    lease: UUID,
-    *,
-    kinds: Sequence[str],
-    limit: int,
-    living: Sequence[str] | None = None,
-) -> Sequence[sa.Row[Any]]:
-    """Claim due writes of these kinds, oldest first, at most the earliest open one per lead and role.
-
-    A note waits for what was ordered before it; an owner never waits for a note.
-    """
+@lru_cache(maxsize=2)
+def _claiming(knows_the_living: bool) -> Statement:
+    tenant_id, lease = sa.bindparam("tenant", type_=sa.Uuid), sa.bindparam("new_lease", type_=sa.Uuid)
+    living = sa.bindparam("living", type_=sa.ARRAY(sa.Text)) if knows_the_living else None
     o = outbox.alias("o")
     earlier = outbox.alias("earlier")
     first = ~sa.exists().where(
@@ -113,28 +111,23 @@ def claim_outbox(
     )
     # Locked until the claim is written; a row that another worker is claiming is skipped, for that one will send it.
     chosen = (
-        conn.execute(
-            sa.select(o.c.outbox_id)
-            .where(
-                o.c.tenant_id == tenant_id,
-                o.c.state == "open",
-                o.c.kind.in_(kinds),
-                o.c.due_at <= _CLOCK,
-                free(o, living),
-                first,
-            )
-            .order_by(o.c.due_at, o.c.outbox_id)
-            .limit(limit)
-            .with_for_update(key_share=True, skip_locked=True, of=o)
+        sa.select(o.c.outbox_id)
+        .where(
+            o.c.tenant_id == tenant_id,
+            o.c.state == "open",
+            o.c.kind == sa.any_(sa.bindparam("kinds", type_=sa.ARRAY(sa.Text))),
+            o.c.due_at <= _CLOCK,
+            free(o, living),
+            first,
         )
-        .scalars()
-        .all()
+        .order_by(o.c.due_at, o.c.outbox_id)
+        .limit(sa.bindparam("most", type_=sa.Integer))
+        .with_for_update(key_share=True, skip_locked=True, of=o)
+        .cte("chosen")
     )
-    if not chosen:
-        return []
-    return conn.execute(
+    return Statement(
         sa.update(outbox)
-        .where(outbox.c.tenant_id == tenant_id, outbox.c.outbox_id == sa.any_(sa.cast(chosen, sa.ARRAY(sa.Uuid))))
+        .where(outbox.c.tenant_id == tenant_id, outbox.c.outbox_id.in_(sa.select(chosen.c.outbox_id)))
         .values(
             lease=lease,
             leased_until=_CLOCK + LEASE,
@@ -142,24 +135,21 @@ def claim_outbox(
             # A lease that ran out: whoever held it may have died right after sending.
             sent=sa.or_(outbox.c.sent, outbox.c.leased_until.is_not(None)),
         )
-        .returning(*_OUTBOX)
-    ).all()
+        .returning(outbox.c.outbox_id)
+    )
 
 
-def leased_outbox(conn: sa.Connection, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> sa.Row[Any] | None:
-    """The row of a write that was born leased, if the lease still stands and the tenant sends."""
-    o = outbox.c
-    row = conn.execute(
-        sa.select(*_OUTBOX).where(
-            o.tenant_id == tenant_id,
-            o.outbox_id == outbox_id,
-            o.lease == lease,
-            o.state == "open",
-            o.leased_until > _CLOCK,
-            sa.exists().where(tenants.c.tenant_id == tenant_id, tenants.c.sending),
-        )
-    ).one_or_none()
-    return cast("sa.Row[Any] | None", row)
+@question
+def claim_outbox(
+    tenant_id: UUID, lease: UUID, *, kinds: Sequence[str], limit: int, living: Sequence[str] | None = None
+) -> Asking[list[UUID]]:
+    """Claim due writes of these kinds, oldest first, at most the earliest open one per lead and role; their ids.
+
+    A note waits for what was ordered before it; an owner never waits for a note.
+    """
+    values = {"tenant": tenant_id, "new_lease": lease, "kinds": list(kinds), "most": limit}
+    (rows,) = yield [_claiming(living is not None)(**values, living=living)]
+    return [row.outbox_id for row in rows]
 
 
 def end_outbox(
@@ -183,6 +173,28 @@ def end_outbox(
         ).rowcount
         == 1
     )
+
+
+_CONFIRMED = Statement(
+    exactly(
+        sa.update(outbox)
+        .where(
+            outbox.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+            outbox.c.outbox_id == sa.bindparam("row", type_=sa.Uuid),
+            outbox.c.lease == sa.bindparam("held", type_=sa.Uuid),
+            outbox.c.state == "open",
+        )
+        .values(
+            state="confirmed", reason=sa.null(), sent=True, closed_at=_CLOCK, lease=sa.null(), leased_until=sa.null()
+        )
+        .returning(sa.literal(1).label("ended"))
+    )
+)
+
+
+def confirm_outbox(tenant_id: UUID, lease: UUID, outbox_id: UUID) -> Ask:
+    """What closes a write as confirmed. It raises :class:`LostLease` unless this lease still holds it."""
+    return _CONFIRMED(tenant=tenant_id, row=outbox_id, held=lease, wanted=1).orelse(LostLease())
 
 
 def return_outbox(
@@ -240,6 +252,24 @@ def release_outbox(
         )
         .values(lease=None, leased_until=None, sent=sa.or_(o.sent, sa.literal(sent)))
     )
+
+
+_BEHIND = Statement(
+    sa.select(outbox.c.outbox_id)
+    .where(
+        outbox.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+        outbox.c.lead_id == sa.bindparam("lead", type_=sa.Uuid),
+        outbox.c.state == "open",
+        outbox.c.kind.not_in(TELLING),
+    )
+    .limit(1)
+)
+
+
+def writes_behind(tenant_id: UUID, lead_id: UUID) -> Asking[bool]:
+    """Asks whether further writes of this lead are open, which waited for the one that ends."""
+    (rows,) = yield [_BEHIND(tenant=tenant_id, lead=lead_id)]
+    return bool(rows)
 
 
 def has_open_write(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> set[UUID]:

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -50,27 +50,35 @@ _log = log.get("worker")
 class Board:
     """Which tenants have work of a kind. At most `cap` threads serve one tenant of a kind at once."""
 
-    def __init__(self, caps: dict[str, int]) -> None:
+    def __init__(self, caps: dict[str, int], groups: Sequence[Sequence[str]]) -> None:
         self._caps = caps
-        self._changed = threading.Condition()
+        # Each group of kinds has threads of its own, so that whatever comes wakes one that does it, and nobody else.
+        self._lock = threading.Lock()
+        self._changed = {kind: line for group in groups for line in [threading.Condition(self._lock)] for kind in group}
         self._pending: dict[str, OrderedDict[UUID, None]] = {kind: OrderedDict() for kind in caps}
         self._active: dict[str, Counter[UUID]] = {kind: Counter() for kind in caps}
 
     def post(self, kind: str, tenant_id: UUID) -> None:
         """This tenant may have work of this kind."""
-        with self._changed:
+        with self._lock:
             self._pending[kind].setdefault(tenant_id)
-            self._changed.notify_all()
+            self._changed[kind].notify()
+
+    def call(self, kind: str) -> None:
+        """Make one waiting thread look up, for something beside the board."""
+        with self._lock:
+            self._changed[kind].notify()
 
     def kick(self) -> None:
-        """Make every waiting thread look up (to stop, or for something beside the board)."""
-        with self._changed:
-            self._changed.notify_all()
+        """Make every waiting thread look up."""
+        with self._lock:
+            for line in self._changed.values():
+                line.notify_all()
 
     def take(self, kinds: Sequence[str], timeout: float, other: Callable[[], bool]) -> tuple[str, UUID] | None:
         """The next tenant of the first of `kinds` that has one; None after `timeout`, or when `other` says so."""
         ends = time.monotonic() + timeout
-        with self._changed:
+        with self._lock:
             while True:
                 if other():
                     return None
@@ -83,14 +91,14 @@ class Board:
                 left = ends - time.monotonic()
                 if left <= 0:
                     return None
-                self._changed.wait(left)
+                self._changed[kinds[0]].wait(left)
 
     def reserve(self, kind: str, tenant_id: UUID, threads: int) -> bool:
         """Work that comes beside the board is promised one of `threads`; :meth:`done` ends it, as what was taken.
 
         False when all have work, or when work of this tenant is in hand or waits: then it is better done together.
         """
-        with self._changed:
+        with self._lock:
             promised = self._active[kind]
             free = (
                 sum(promised.values()) < threads and tenant_id not in promised and tenant_id not in self._pending[kind]
@@ -101,7 +109,7 @@ class Board:
 
     def begin(self, kinds: Sequence[str], kind: str, tenant_id: UUID) -> bool:
         """Work that did not come from the board counts all the same; False when the tenant has its share already."""
-        with self._changed:
+        with self._lock:
             if not self._room(kinds, kind, tenant_id):
                 return False
             self._active[kind][tenant_id] += 1
@@ -117,13 +125,15 @@ class Board:
 
     def done(self, kind: str, tenant_id: UUID, *, more: bool) -> None:
         """A thread is through with this tenant; with `more` it goes to the end of the line again."""
-        with self._changed:
+        with self._lock:
             self._active[kind][tenant_id] -= 1
             if not self._active[kind][tenant_id]:
                 del self._active[kind][tenant_id]
             if more:
                 self._pending[kind].setdefault(tenant_id)
-            self._changed.notify_all()
+            line = self._changed[kind]
+            if any(self._pending[one] for one, of in self._changed.items() if of is line):
+                line.notify()  # this tenant's share may have held it up
 
 
 class Worker:
@@ -142,9 +152,10 @@ class Worker:
                 # Notes are the slower lane, one at a time per tenant: their pace is kept from one to the next.
                 NOTES: 1,
                 _CHORES: 1,
-            }
+            },
+            ((EVENTS,), _SENDING, (_CHORES,)),
         )
-        self._leased: queue.SimpleQueue[tuple[UUID, UUID, UUID]] = queue.SimpleQueue()
+        self._leased: queue.SimpleQueue[tuple[UUID, UUID, UUID, sa.Row[Any] | None, float]] = queue.SimpleQueue()
         self._handed: queue.SimpleQueue[tuple[UUID, UUID, Sequence[sa.Row[Any]]]] = queue.SimpleQueue()
         self._idle = 0
         self._idle_lock = threading.Lock()
@@ -201,7 +212,7 @@ class Worker:
         self._return_handed()
         while True:
             try:
-                tenant_id, lease, outbox_id = self._leased.get_nowait()
+                tenant_id, lease, outbox_id, *_ = self._leased.get_nowait()
             except queue.Empty:
                 return
             try:
@@ -240,7 +251,7 @@ class Worker:
         """What was reserved: events that are committed and leased. Nothing new after all: no rows."""
         if rows:
             self._handed.put((tenant_id, lease, rows))
-            self._board.kick()
+            self._board.call(EVENTS)
             if self._stopping.is_set():  # since the lease was given: perhaps nobody looks any more
                 self._return_handed()
         else:
@@ -316,7 +327,7 @@ class Worker:
                 except queue.Empty:
                     return
                 if not self._board.begin(_SENDING, OWNERS, leased[0]):
-                    self._return_leased(*leased)
+                    self._return_leased(*leased[:3])
                     self._board.post(OWNERS, leased[0])
                     return
                 try:
@@ -339,13 +350,16 @@ class Worker:
     def _free_senders(self) -> int:
         return max(0, self._idle - self._leased.qsize())
 
-    def _hand_over(self, tenant_id: UUID, lease: UUID, ordered: Sequence[Ordered]) -> None:
+    def _hand_over(
+        self, tenant_id: UUID, lease: UUID, ordered: Sequence[Ordered], born: Mapping[UUID, sa.Row[Any]]
+    ) -> None:
+        now = time.monotonic()
         for item in ordered:
             if item.leased:
-                self._leased.put((tenant_id, lease, item.outbox_id))
+                self._leased.put((tenant_id, lease, item.outbox_id, born.get(item.outbox_id), now))
+                self._board.call(OWNERS)
         if any(not item.leased for item in ordered):
             self._board.post(OWNERS, tenant_id)
-        self._board.kick()
 
     def _chores(self) -> None:
         def step() -> None:

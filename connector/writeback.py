@@ -10,8 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
@@ -19,23 +18,22 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from adapters.base import Adapter, Capability
+from adapters.base import Capability
 from adapters.budget import Lane
-from adapters.client import Client
-from adapters.oauth import StaleToken
 from adapters.outcome import CrmError, Fault, Outcome
-from connector import breaker, log, oauth, work
+from connector import breaker, jobs, log, oauth, work
 from connector.agents import keep_agents
 from connector.alarms import open_alarm
 from connector.database import at_rest, is_contention, is_outage, unit
 from connector.endings import confirm, gone, refuse, stale, supersede
+from connector.jobs import Job
 from connector.notes import told
 from connector.runtime import Runtime, Tenant
-from connector.tables import breakers
-from routing import tables as t
-from routing.model import TELLING, AgentSeen, Lead, UnassignedDefinition
-from routing.store import unassigned_definition
+from routing.flight import fly
+from routing.model import TELLING, AgentSeen, Lead
 
+# What a decider read for a sender serves for so long, in seconds: longer only if no sender was free after all.
+_FRESH = 1.0
 # Several CRMs accept an inactive owner with 200: an agent not read for this long is read again before the write.
 _AGENT_FRESH = timedelta(seconds=60)
 # Real tries at the outside world before a human looks. With the backoff below that is about half an hour.
@@ -43,8 +41,6 @@ _TRIES = 12
 _BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 # The longest pause, of those above, for a CRM that asks to wait and does not say how long: 30 seconds.
 _LONGEST_UNTOLD = 4
-# A worker this close to the end of its lease does not start a write: another may be about to take the row over.
-_LEASE_MARGIN = 15.0
 # Readings before a write that somebody's change overtakes each time, before the row waits.
 _LOOKS = 4
 # The CRM refuses us as a whole (credentials, rights, address): a human must act, so looking once a minute is enough.
@@ -54,36 +50,6 @@ _log = log.get("writeback")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One claimed outbox row with what its write needs."""
-
-    row: sa.Row[Any]
-    tenant: Tenant
-    lease: UUID
-    client: Client
-    lead_ref: str
-    agent_ref: str
-    agent_seen_at: datetime
-    expects_ref: str | None
-    epoch: int
-    definition: UnassignedDefinition
-    breaker_failures: int
-    wait: float | None
-    now: datetime
-    deadline: float
-
-    @property
-    def adapter(self) -> Adapter:
-        """The code for this row's CRM."""
-        return self.tenant.adapter
-
-    @property
-    def sent(self) -> bool:
-        """Whether a write of an earlier try may have reached the CRM."""
-        return bool(self.row.sent)
 
 
 _LANES = {"note": Lane.NOTES, "task": Lane.TASKS}
@@ -111,18 +77,24 @@ class Sender:
         if self._runtime.limits.closed(tenant_id, _LANES.get(kinds[0], Lane.OWNERS)):
             return 0
         with self._given_back(tenant_id, lease, None):
-            with unit(self._runtime.engine) as (conn, _):
+            with at_rest(self._runtime.engine) as conn:
                 if not breaker.may_send(conn, tenant_id):
                     return 0
-                rows = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
-            return sum(self._send(tenant_id, lease, row) for row in rows)
+                claimed = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
+                rows = fly(conn, [jobs.look(tenant_id, lease, outbox_id) for outbox_id in claimed])
+            return sum(self._send(tenant_id, lease, row) for (row,) in filter(None, rows))
 
-    def send_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> None:
-        """Send a row that was born leased. Nothing happens when the lease is over or sending was stopped."""
+    def send_leased(
+        self, tenant_id: UUID, lease: UUID, outbox_id: UUID, row: sa.Row[Any] | None = None, read_at: float = 0.0
+    ) -> None:
+        """Send a row that was born leased. Nothing happens when the lease is over or sending was stopped.
+
+        `row` is what :func:`jobs.look` gave at `read_at` (monotonic seconds), if that was asked already.
+        """
         with self._given_back(tenant_id, lease, outbox_id):
-            with at_rest(self._runtime.engine) as conn:
-                row = work.leased_outbox(conn, tenant_id, lease, outbox_id)
-            if row is not None:
+            if row is None or time.monotonic() - read_at > _FRESH:
+                row = self._look(tenant_id, lease, outbox_id)
+            if row is not None and row.sending:
                 self._send(tenant_id, lease, row)
                 return
             with unit(self._runtime.engine) as (conn, _):
@@ -156,8 +128,8 @@ class Sender:
         tenant: Tenant | None = None
         self._sent, self._empty_writes = bool(row.sent), row.empty_writes
         try:
-            job = self._ready(tenant_id, lease, row)
-            tenant = job.tenant
+            tenant = jobs.tenant_of(row)
+            job = jobs.job_of(self._runtime, lease, row)
             self._pauses = job.breaker_failures
             if wait := self._probe.admitted(tenant_id, job.wait, _lane(row)):
                 self._return(tenant_id, lease, row, after=wait, counts=False, reason="crm_paused")
@@ -182,81 +154,10 @@ class Sender:
         finally:
             self._probe.end(tenant_id)
 
-    def _ready(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> Job:
-        try:
-            with at_rest(self._runtime.engine) as conn:
-                return self._job(conn, tenant_id, lease, row)
-        except StaleToken:
-            with at_rest(self._runtime.engine) as conn:
-                tenant = self._runtime.tenant(conn, tenant_id)
-        oauth.renew(self._runtime, tenant)
+    def _look(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> sa.Row[Any] | None:
         with at_rest(self._runtime.engine) as conn:
-            return self._job(conn, tenant_id, lease, row)
-
-    def _job(self, conn: sa.Connection, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> Job:
-        lr, ar, a, s, b, c = t.lead_refs.c, t.agent_refs.c, t.agents.c, t.lead_roles.c, breakers.c, t.tenants.c
-
-        def agent_ref(agent_id: Any) -> Any:
-            return (
-                sa.select(ar.ref)
-                .where(ar.tenant_id == tenant_id, ar.agent_id == agent_id)
-                .order_by(ar.ref)
-                .limit(1)
-                .scalar_subquery()
-            )
-
-        found = conn.execute(
-            sa.select(
-                c.tenant_id,
-                c.name,
-                c.crm,
-                c.base_url,
-                c.parameters,
-                c.status,
-                c.sending,
-                c.unassigned,
-                sa.func.clock_timestamp().label("now"),
-                breaker.breaker_left(tenant_id, _lane(row)).label("wait"),
-                # A merge adds a ref: the newest is the one the CRM answers to.
-                sa.select(lr.ref)
-                .where(lr.tenant_id == tenant_id, lr.lead_id == row.lead_id)
-                .order_by(lr.created_at.desc(), lr.ref)
-                .limit(1)
-                .scalar_subquery()
-                .label("lead_ref"),
-                agent_ref(row.agent_id).label("agent_ref"),
-                agent_ref(row.expects_agent_id).label("expects_ref"),
-                sa.select(a.seen_at)
-                .where(a.tenant_id == tenant_id, a.agent_id == row.agent_id)
-                .scalar_subquery()
-                .label("seen_at"),
-                sa.select(s.epoch)
-                .where(s.tenant_id == tenant_id, s.lead_id == row.lead_id, s.role == row.role)
-                .scalar_subquery()
-                .label("epoch"),
-                sa.select(sa.func.max(b.failures))
-                .where(b.tenant_id == tenant_id, b.lane.in_({"all", _lane(row)}))
-                .scalar_subquery()
-                .label("failures"),
-            ).where(c.tenant_id == tenant_id)
-        ).one()
-        tenant = Tenant(*found[:7])
-        return Job(
-            row=row,
-            tenant=tenant,
-            lease=lease,
-            client=self._runtime.client(conn, tenant),
-            lead_ref=found.lead_ref,
-            agent_ref=found.agent_ref,
-            agent_seen_at=found.seen_at,
-            expects_ref=found.expects_ref,
-            epoch=found.epoch,
-            definition=unassigned_definition(found.unassigned),
-            wait=found.wait,
-            breaker_failures=found.failures or 0,
-            now=found.now,
-            deadline=time.monotonic() + work.LEASE.total_seconds() - _LEASE_MARGIN,
-        )
+            (rows,) = fly(conn, [jobs.look(tenant_id, lease, outbox_id)])
+        return rows[0] if rows else None
 
     # -- the owner ------------------------------------------------------------------------------------------
 
@@ -420,8 +321,7 @@ class Sender:
                 self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
             return
         if outcome is Outcome.GONE:
-            with at_rest(self._runtime.engine) as conn:
-                job = self._job(conn, tenant_id, lease, row)
+            job = jobs.job_of(self._runtime, lease, row)
             if row.kind in TELLING:
                 stale(self._runtime, job, "gone")
             else:

@@ -22,6 +22,7 @@ from routing.fields import bare_code, normal_text
 from routing.model import Lead, Scalar
 
 _TUPLES = ("collaborator_refs", "former_refs", "tags", "emails", "phones")
+_NAMES = tuple(f.name for f in fields(Lead))
 _TIMES = ("created_at", "updated_at")
 # Who holds the lead, and when it was touched, are not what rules look at: a change there alone is no news to them.
 _NOT_FOR_RULES = frozenset(
@@ -52,30 +53,30 @@ def _scalar(value: Any) -> Any:
 def lead_to_json(lead: Lead) -> dict[str, Any]:
     """`lead` as JSON-safe values; empty fields are left out. :func:`lead_from_json` gives the same lead back."""
     out = {}
-    for f in fields(lead):
-        value = getattr(lead, f.name)
-        if value is None or value in ((), False) or (f.name == "custom" and not value):
+    for name in _NAMES:
+        value = getattr(lead, name)
+        if value is None or value in ((), False) or (name == "custom" and not value):
             continue
-        out[f.name] = _out(value)
+        out[name] = _out(value)
     return out
 
 
 def lead_from_json(data: Mapping[str, Any]) -> Lead:
     """The lead that :func:`lead_to_json` wrote. Unknown keys, of a later version, are ignored."""
     values: dict[str, Any] = {}
-    for f in fields(Lead):
-        if f.name not in data:
+    for name in _NAMES:
+        if name not in data:
             continue
-        value = data[f.name]
-        if f.name in _TUPLES:
-            values[f.name] = tuple(value)
-        elif f.name in _TIMES:
-            values[f.name] = datetime.fromisoformat(value)
-        elif f.name == "custom":
+        value = data[name]
+        if name in _TUPLES:
+            values[name] = tuple(value)
+        elif name in _TIMES:
+            values[name] = datetime.fromisoformat(value)
+        elif name == "custom":
             custom: dict[str, Scalar | tuple[Scalar, ...]] = {k: _scalar(v) for k, v in value.items()}
-            values[f.name] = custom
+            values[name] = custom
         else:
-            values[f.name] = _scalar(value)
+            values[name] = _scalar(value)
     return Lead(**values)
 
 

@@ -13,6 +13,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from routing import tables as t
+from routing.flight import Asking, Statement, question
 from routing.model import Agent, Flag, Role
 
 
@@ -24,30 +25,43 @@ class Returned:
     had: frozenset[UUID]
 
 
-def load_returned(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> dict[UUID, Returned]:
+_TENANT = sa.bindparam("tenant", type_=sa.Uuid)
+_AMONG_LEADS = sa.any_(sa.bindparam("leads", type_=sa.ARRAY(sa.Uuid)))
+_RETURNED = Statement(
+    sa.select(t.returns.c.lead_id, t.returns.c.agent_id).where(
+        t.returns.c.tenant_id == _TENANT, t.returns.c.lead_id == _AMONG_LEADS, t.returns.c.state == "approved"
+    )
+)
+_HAD = Statement(
+    sa.select(t.decisions.c.lead_id, t.assignments.c.agent_id)
+    .join(
+        t.assignments,
+        (t.assignments.c.tenant_id == t.decisions.c.tenant_id)
+        & (t.assignments.c.decision_id == t.decisions.c.decision_id),
+    )
+    .where(
+        t.decisions.c.tenant_id == _TENANT,
+        t.decisions.c.lead_id == _AMONG_LEADS,
+        t.decisions.c.role == Role.OWNER.value,
+        t.assignments.c.confirmed_at.is_not(None),
+    )
+)
+
+
+@question
+def load_returned(tenant_id: UUID, lead_ids: Collection[UUID]) -> Asking[dict[UUID, Returned]]:
     """Those of these leads that were returned as owner's, with who had them. Call while ``credits`` is on."""
-    r, d, a = t.returns.c, t.decisions.c, t.assignments.c
+    if not lead_ids:
+        return {}
     by: dict[UUID, set[UUID]] = {}
-    wanted = sa.cast(list(lead_ids), sa.ARRAY(sa.Uuid))
-    for row in conn.execute(
-        sa.select(r.lead_id, r.agent_id).where(
-            r.tenant_id == tenant_id, r.lead_id == sa.any_(wanted), r.state == "approved"
-        )
-    ):
+    (rows,) = yield [_RETURNED(tenant=tenant_id, leads=list(lead_ids))]
+    for row in rows:
         by.setdefault(row.lead_id, set()).add(row.agent_id)
     if not by:
         return {}
     had = {lead_id: set(agents) for lead_id, agents in by.items()}
-    for row in conn.execute(
-        sa.select(d.lead_id, a.agent_id)
-        .join(t.assignments, (a.tenant_id == d.tenant_id) & (a.decision_id == d.decision_id))
-        .where(
-            d.tenant_id == tenant_id,
-            d.lead_id == sa.any_(sa.cast(list(by), sa.ARRAY(sa.Uuid))),
-            d.role == Role.OWNER.value,
-            a.confirmed_at.is_not(None),
-        )
-    ):
+    (rows,) = yield [_HAD(tenant=tenant_id, leads=list(by))]
+    for row in rows:
         had[row.lead_id].add(row.agent_id)
     return {lead_id: Returned(frozenset(agents), frozenset(had[lead_id])) for lead_id, agents in by.items()}
 
@@ -73,24 +87,30 @@ def load_members(
 SHARED_BY_MANY = 5
 
 
+_OWNERS = Statement(
+    sa.select(t.lead_identities.c.digest, t.lead_identities.c.lead_id, t.lead_roles.c.agent_id, t.lead_roles.c.since)
+    .outerjoin(
+        t.lead_roles,
+        (t.lead_roles.c.tenant_id == t.lead_identities.c.tenant_id)
+        & (t.lead_roles.c.lead_id == t.lead_identities.c.lead_id)
+        & (t.lead_roles.c.role == Role.OWNER.value)
+        & t.lead_roles.c.state.in_(("assigned", "owned")),
+    )
+    .where(
+        t.lead_identities.c.tenant_id == _TENANT,
+        t.lead_identities.c.digest == sa.any_(sa.bindparam("digests", type_=sa.ARRAY(sa.LargeBinary))),
+    )
+)
+
+
+@question
 def existing_owners(
-    conn: sa.Connection, tenant_id: UUID, digests: Collection[bytes]
-) -> tuple[dict[bytes, dict[UUID, tuple[datetime, UUID]]], set[bytes]]:
+    tenant_id: UUID, digests: Collection[bytes]
+) -> Asking[tuple[dict[bytes, dict[UUID, tuple[datetime, UUID]]], set[bytes]]]:
     """For each identity the leads with a known agent and since when; and the identities shared by too many leads."""
     if not digests:
         return {}, set()
-    li, lr = t.lead_identities.c, t.lead_roles.c
-    rows = conn.execute(
-        sa.select(li.digest, li.lead_id, lr.agent_id, lr.since)
-        .outerjoin(
-            t.lead_roles,
-            (lr.tenant_id == li.tenant_id)
-            & (lr.lead_id == li.lead_id)
-            & (lr.role == Role.OWNER.value)
-            & lr.state.in_(("assigned", "owned")),
-        )
-        .where(li.tenant_id == tenant_id, li.digest == sa.any_(sa.cast(list(digests), sa.ARRAY(sa.LargeBinary))))
-    )
+    (rows,) = yield [_OWNERS(tenant=tenant_id, digests=list(digests))]
     count: dict[bytes, int] = {}
     owners: dict[bytes, dict[UUID, tuple[datetime, UUID]]] = {}
     for row in rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,14 +14,13 @@ from sqlalchemy.dialects.postgresql import insert
 from routing import bulk
 from routing import tables as t
 from routing.decide import Decision, Outcome, QueueState
+from routing.flight import Ask, Statement, exactly, write
 from routing.ledger import Kind, carry_out, checkpoint
 from routing.model import Reason, Role
 from routing.rotation import Line, Pick
 from routing.store import RoleRow
 
 Rows = Sequence[dict[str, Any]]
-#: How a run of statements whose results nobody looks at is sent: one by one, or as the caller's driver can.
-Batch = Callable[[], AbstractContextManager[None]]
 #: A ledger gets a checkpoint at least this often (turns), so that an audit never reads much more than that.
 CHECKPOINT_EVERY = 1000
 
@@ -88,21 +86,19 @@ class Ordered:
     leased: bool
 
 
-def save_lines(
-    conn: sa.Connection,
+def moved_lines(
     tenant_id: UUID,
     before: Mapping[UUID, QueueState],
     after: Mapping[UUID, Line],
     drafts: Mapping[UUID, Sequence[Draft]],
     now: datetime,
-    batch: Batch = nullcontext,
-) -> None:
-    """Write the moved lines and their ledger entries. Call with the queues locked.
+) -> list[Ask]:
+    """What writes the moved lines and their ledger entries. To be sent with the queues locked.
 
-    Raises :class:`LostGuard` if a position is not what was read under the lock.
+    It raises :class:`LostGuard` if a position is not what was read under the lock.
     """
+    asks: list[Ask] = []
     entries: list[dict[str, Any]] = []
-    moved: dict[UUID, int] = {}
     for queue_id, line in after.items():
         old = before[queue_id].line
         news = list(drafts.get(queue_id, ()))
@@ -110,12 +106,14 @@ def save_lines(
             continue
         if line.position // CHECKPOINT_EVERY > old.position // CHECKPOINT_EVERY:
             news.append(Draft(Kind.CHECKPOINT, "turnlock", checkpoint(line)))
-        seq = moved[queue_id] = _move_queue(conn, tenant_id, queue_id, old, line, len(news))
+        asks.append(_move_queue(tenant_id, queue_id, old, line, len(news)))
+        asks += _move_places(tenant_id, queue_id, old, line)
+        asks += _move_owed(tenant_id, queue_id, old, line)
         entries += [
             {
                 "tenant_id": tenant_id,
                 "queue_id": queue_id,
-                "seq": seq - len(news) + number,
+                "seq": number - len(news),
                 "kind": draft.kind.value,
                 "at": now,
                 "actor": draft.actor,
@@ -124,37 +122,52 @@ def save_lines(
             }
             for number, draft in enumerate(news, 1)
         ]
-    with batch():
-        for queue_id, seq in moved.items():
-            _move_places(conn, tenant_id, queue_id, before[queue_id].line, after[queue_id])
-            _move_owed(conn, tenant_id, queue_id, before[queue_id].line, after[queue_id], seq)
-        if entries:
-            bulk.insert(conn, t.ledger, entries)
+    return asks + bulk.insert(t.ledger, entries, computed={"seq": _NEXT_SEQ})
 
 
-def _move_queue(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line, line: Line, entries: int) -> int:
-    q = t.queues.c
-    seq = conn.execute(
+#: Write the moved lines on a connection, at once.
+save_lines = write(moved_lines)
+
+# Rows count back from the queue's sequence as it is once the line has moved.
+_NEXT_SEQ = (
+    "given.seq + (SELECT q.seq FROM queues AS q WHERE q.tenant_id = given.tenant_id AND q.queue_id = given.queue_id)"
+)
+_MOVE_QUEUE = Statement(
+    exactly(
         sa.update(t.queues)
         # The guard: the lock already promises this; if it ever does not hold, nothing of the unit may commit.
-        .where(q.tenant_id == tenant_id, q.queue_id == queue_id, q.position == old.position)
-        .values(
-            position=line.position,
-            floor=line.floor,
-            next_rank=sa.func.greatest(q.next_rank, max((place.rank + 1 for place in line.places), default=0)),
-            seq=q.seq + entries,
+        .where(
+            t.queues.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+            t.queues.c.queue_id == sa.bindparam("queue", type_=sa.Uuid),
+            t.queues.c.position == sa.bindparam("was", type_=sa.BigInteger),
         )
-        .returning(q.seq)
-    ).scalar_one_or_none()
-    if seq is None:
-        raise LostGuard(f"queue {queue_id} moved under its lock")
-    return int(seq)
+        .values(
+            position=sa.bindparam("to", type_=sa.BigInteger),
+            floor=sa.bindparam("new_floor", type_=t.Whole),
+            next_rank=sa.func.greatest(t.queues.c.next_rank, sa.bindparam("rank", type_=sa.Integer)),
+            seq=t.queues.c.seq + sa.bindparam("entries", type_=sa.BigInteger),
+        )
+        .returning(sa.literal(1).label("moved"))
+    )
+)
 
 
-def _move_places(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line, line: Line) -> None:
+def _move_queue(tenant_id: UUID, queue_id: UUID, old: Line, line: Line, entries: int) -> Ask:
+    return _MOVE_QUEUE(
+        tenant=tenant_id,
+        queue=queue_id,
+        was=old.position,
+        to=line.position,
+        new_floor=line.floor,
+        rank=max((place.rank + 1 for place in line.places), default=0),
+        entries=entries,
+        wanted=1,
+    ).orelse(LostGuard(f"queue {queue_id} moved under its lock"))
+
+
+def _move_places(tenant_id: UUID, queue_id: UUID, old: Line, line: Line) -> list[Ask]:
     was = {p.agent_id: p for p in old.places}
-    bulk.update(
-        conn,
+    moved = bulk.update(
         t.members,
         tenant_id,
         ("queue_id", "agent_id"),
@@ -166,8 +179,7 @@ def _move_places(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line
     )
     # Rare, and a column of the stage `skips`: not named unless it changes.
     marked = [p for p in line.places if p.agent_id in was and p.averaging is not was[p.agent_id].averaging]
-    bulk.update(
-        conn,
+    return moved + bulk.update(
         t.members,
         tenant_id,
         ("queue_id", "agent_id"),
@@ -175,32 +187,34 @@ def _move_places(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line
     )
 
 
-def _move_owed(conn: sa.Connection, tenant_id: UUID, queue_id: UUID, old: Line, line: Line, seq: int) -> None:
-    o = t.owed_turns.c
+_SERVED = Statement(
+    sa.delete(t.owed_turns).where(
+        t.owed_turns.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+        t.owed_turns.c.queue_id == sa.bindparam("queue", type_=sa.Uuid),
+        t.owed_turns.c.owed_id == sa.any_(sa.bindparam("served", type_=sa.ARRAY(sa.Uuid))),
+    )
+)
+
+
+def _move_owed(tenant_id: UUID, queue_id: UUID, old: Line, line: Line) -> list[Ask]:
     kept, known = {x.owed_id for x in line.owed}, {x.owed_id for x in old.owed}
-    if served := known - kept:
-        conn.execute(
-            sa.delete(t.owed_turns).where(
-                o.tenant_id == tenant_id,
-                o.queue_id == queue_id,
-                o.owed_id == sa.any_(sa.cast(sorted(served), sa.ARRAY(sa.Uuid))),
-            )
-        )
-    if added := [x for x in line.owed if x.owed_id not in known]:
-        conn.execute(
-            sa.insert(t.owed_turns),
-            [
-                {
-                    "tenant_id": tenant_id,
-                    "queue_id": queue_id,
-                    "owed_id": x.owed_id,
-                    "agent_id": x.agent_id,
-                    "kind": x.kind.value,
-                    "seq": seq - len(added) + number,  # each was an entry of its own, and they keep their order
-                }
-                for number, x in enumerate(added, 1)
-            ],
-        )
+    served, added = known - kept, [x for x in line.owed if x.owed_id not in known]
+    gone = [_SERVED(tenant=tenant_id, queue=queue_id, served=sorted(served))] if served else []
+    return gone + bulk.insert(
+        t.owed_turns,
+        [
+            {
+                "tenant_id": tenant_id,
+                "queue_id": queue_id,
+                "owed_id": x.owed_id,
+                "agent_id": x.agent_id,
+                "kind": x.kind.value,
+                "seq": number - len(added),  # each was an entry of its own, and they keep their order
+            }
+            for number, x in enumerate(added, 1)
+        ],
+        computed={"seq": _NEXT_SEQ},
+    )
 
 
 def changes_nothing(decided: Decided) -> bool:
@@ -215,8 +229,16 @@ def changes_nothing(decided: Decided) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What writes a unit's decisions, the writes that they ordered, and the ledger drafts of their turns by queue."""
+
+    asks: list[Ask]
+    ordered: list[Ordered]
+    drafts: dict[UUID, list[Draft]]
+
+
 def save_decisions(
-    conn: sa.Connection,
     tenant_id: UUID,
     items: Iterable[Decided],
     *,
@@ -227,12 +249,11 @@ def save_decisions(
     lease: UUID | None,
     lease_for: timedelta,
     send_at_once: int,
-    batch: Batch = nullcontext,
-) -> tuple[list[Ordered], dict[UUID, list[Draft]]]:
-    """Decisions, assignments, turns, standings and outbox of one unit; also the ledger drafts of its turns.
+) -> Saved:
+    """Decisions, assignments, turns, standings and outbox of one unit.
 
     The first `send_at_once` owner writes are born leased to `lease` for `lease_for`; the others are due for anyone.
-    Call with leads and queues locked, and pass the drafts to :func:`save_lines` in the same transaction.
+    To be sent with leads and queues locked, and in the same transaction the drafts by :func:`moved_lines`.
     """
     decisions: list[dict[str, Any]] = []
     assignments: list[dict[str, Any]] = []
@@ -329,9 +350,7 @@ def save_decisions(
                 }
             )
             ordered.append(Ordered(outbox_id, d.lead_id, d.agent_id, leased))
-    with batch():
-        _write(conn, tenant_id, decisions, roles, assignments, turns, outbox, lease_for)
-    return ordered, drafts
+    return Saved(_rows(tenant_id, decisions, roles, assignments, turns, outbox, lease_for), ordered, drafts)
 
 
 def _taken(d: Decision) -> list[tuple[UUID, Pick, Mapping[str, Any]]]:
@@ -342,8 +361,17 @@ def _taken(d: Decision) -> list[tuple[UUID, Pick, Mapping[str, Any]]]:
     return [(d.queue_id, d.pick, d.turn), *((one.queue_id, one.pick, one.data) for one in d.inner)]
 
 
-def _write(
-    conn: sa.Connection,
+_DECIDED = Statement(
+    sa.update(t.leads)
+    .where(
+        t.leads.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+        t.leads.c.lead_id == sa.any_(sa.bindparam("leads", type_=sa.ARRAY(sa.Uuid))),
+    )
+    .values(version=t.leads.c.version + 1)
+)
+
+
+def _rows(
     tenant_id: UUID,
     decisions: Rows,
     roles: Rows,
@@ -351,22 +379,17 @@ def _write(
     turns: Rows,
     outbox: Rows,
     lease_for: timedelta,
-) -> None:
+) -> list[Ask]:
+    asks: list[Ask] = []
     if decisions:
-        bulk.insert(conn, t.decisions, decisions)
-        bulk.insert(conn, t.lead_roles, roles, ending=_ROLES_MOVE)
-        c = t.leads.c
-        decided = sorted({row["lead_id"] for row in roles})
-        conn.execute(
-            sa.update(t.leads)
-            .where(c.tenant_id == tenant_id, c.lead_id == sa.any_(sa.cast(decided, sa.ARRAY(sa.Uuid))))
-            .values(version=c.version + 1)
-        )
-    bulk.insert(conn, t.assignments, assignments)
-    bulk.insert(conn, t.turns, turns)
+        asks += bulk.insert(t.decisions, decisions)
+        asks += bulk.insert(t.lead_roles, roles, ending=_ROLES_MOVE)
+        asks.append(_DECIDED(tenant=tenant_id, leads=sorted({row["lead_id"] for row in roles})))
+    asks += bulk.insert(t.assignments, assignments)
+    asks += bulk.insert(t.turns, turns)
     # The database's clock says how long a lease lasts.
-    until = "CASE WHEN lease IS NOT NULL THEN clock_timestamp() + CAST(:lease_for AS interval) END"
-    bulk.insert(conn, t.outbox, outbox, computed=("leased_until", until), lease_for=lease_for)
+    until = "CASE WHEN given.lease IS NOT NULL THEN clock_timestamp() + CAST(:lease_for AS interval) END"
+    return asks + bulk.insert(t.outbox, outbox, computed={"leased_until": until}, lease_for=lease_for)
 
 
 _ROLES_MOVE = "ON CONFLICT (tenant_id, lead_id, role) DO UPDATE SET " + ", ".join(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -20,6 +20,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from routing import caps, stored
 from routing import tables as t
 from routing.decide import Plan, QueueState
+from routing.flight import Asking, Statement, question
 from routing.model import (
     TELLING,
     Agent,
@@ -86,23 +87,39 @@ class RoleRow:
 # -- configuration ------------------------------------------------------------------------------------------
 
 
-def tenant_row(conn: sa.Connection, tenant_id: UUID, *, share: bool = False) -> TenantRow:
-    """The configuration row as of now. `share` locks it against change until the transaction ends."""
-    c = t.tenants.c
-    if share:
-        # Last resort of a unit that lost to configuration changes three times: hold them off while it decides. In a
-        # statement of its own: one that had to wait would give the new version with the flags of before.
-        conn.execute(sa.select(c.tenant_id).where(c.tenant_id == tenant_id).with_for_update(read=True)).one()
-    f = t.flags.c
-    modes = (
-        sa.select(sa.func.jsonb_object_agg(f.flag, f.mode))
-        .where(f.tenant_id == tenant_id, f.mode != "off")
+# What changes from one time to the next in the statements below.
+_TENANT = sa.bindparam("tenant", type_=sa.Uuid)
+
+
+def _among(name: str, kind: Any = sa.Uuid) -> Any:
+    return sa.any_(sa.bindparam(name, type_=sa.ARRAY(kind)))
+
+
+# Locks the configuration row against change.
+HOLD_STILL = Statement(
+    sa.select(t.tenants.c.tenant_id).where(t.tenants.c.tenant_id == _TENANT).with_for_update(read=True)
+)
+_CONFIGURATION = Statement(
+    sa.select(
+        *(
+            t.tenants.c[name]
+            for name in ("config_version", "flag_version", "default_queue_id", "unassigned", "released")
+        ),
+        sa.select(sa.func.jsonb_object_agg(t.flags.c.flag, t.flags.c.mode))
+        .where(t.flags.c.tenant_id == _TENANT, t.flags.c.mode != "off")
         .scalar_subquery()
-    )
-    query = sa.select(
-        c.config_version, c.flag_version, c.default_queue_id, c.unassigned, c.released, modes.label("modes")
-    ).where(c.tenant_id == tenant_id)
-    row = conn.execute(query).one()
+        .label("modes"),
+    ).where(t.tenants.c.tenant_id == _TENANT)
+)
+
+
+@question
+def tenant_row(tenant_id: UUID, *, share: bool = False) -> Asking[TenantRow]:
+    """The configuration row as of now. `share` locks it against change until the transaction ends."""
+    # Last resort of a unit that lost to configuration changes three times: hold them off while it decides. In a
+    # statement of its own: one that had to wait would give the new version with the flags of before.
+    locks = [HOLD_STILL(tenant=tenant_id)] if share else []
+    *_, (row,) = yield [*locks, _CONFIGURATION(tenant=tenant_id)]
     modes_of = row.modes or {}
 
     def those(*wanted: str) -> frozenset[Flag]:
@@ -186,7 +203,17 @@ def _teams(conn: sa.Connection, tenant: TenantRow) -> dict[UUID, tuple[UUID, ...
 # -- locks: leads, then identities, then queues, then counters; each class in one statement, ordered by key ----
 
 
-def lock_leads(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> dict[UUID, int]:
+# How and why these three lock is told by the functions that send them.
+LOCK_LEADS = Statement(
+    sa.select(t.leads.c.lead_id, t.leads.c.version)
+    .where(t.leads.c.tenant_id == _TENANT, t.leads.c.lead_id == _among("leads"))
+    .order_by(t.leads.c.lead_id)
+    .with_for_update(key_share=True)
+)
+
+
+@question
+def lock_leads(tenant_id: UUID, lead_ids: Collection[UUID]) -> Asking[dict[UUID, int]]:
     """Lock these leads and give their versions. First in the lock order.
 
     Protects: where a lead stands (``lead_roles``) and its open writes. Waiting is right: another worker is deciding
@@ -194,13 +221,7 @@ def lock_leads(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID])
     """
     if not lead_ids:
         return {}
-    c = t.leads.c
-    rows = conn.execute(
-        sa.select(c.lead_id, c.version)
-        .where(c.tenant_id == tenant_id, c.lead_id == sa.any_(sa.cast(sorted(lead_ids), sa.ARRAY(sa.Uuid))))
-        .order_by(c.lead_id)
-        .with_for_update(key_share=True)
-    )
+    (rows,) = yield [LOCK_LEADS(tenant=tenant_id, leads=sorted(lead_ids))]
     return {row.lead_id: row.version for row in rows}
 
 
@@ -215,23 +236,35 @@ def newest_ref(conn: sa.Connection, tenant_id: UUID, lead_id: UUID) -> str | Non
     ).scalar_one_or_none()
 
 
-def lock_identities(conn: sa.Connection, tenant_id: UUID, digests: Collection[bytes]) -> None:
+LOCK_IDENTITIES = Statement(
+    sa.select(t.identities.c.digest)
+    .where(t.identities.c.tenant_id == _TENANT, t.identities.c.digest == _among("digests", sa.LargeBinary))
+    .order_by(t.identities.c.digest)
+    .with_for_update(key_share=True)
+)
+
+
+@question
+def lock_identities(tenant_id: UUID, digests: Collection[bytes]) -> Asking[None]:
     """Lock these identities. After the leads, before the queues.
 
     Protects: one person under two lead ids at once; the second waits here and then sees the first's agent.
     """
     if not digests:
         return
-    c = t.identities.c
-    conn.execute(
-        sa.select(c.digest)
-        .where(c.tenant_id == tenant_id, c.digest == sa.any_(sa.cast(sorted(digests), sa.ARRAY(sa.LargeBinary))))
-        .order_by(c.digest)
-        .with_for_update(key_share=True)
-    ).all()
+    yield [LOCK_IDENTITIES(tenant=tenant_id, digests=sorted(digests))]
 
 
-def lock_queues(conn: sa.Connection, tenant_id: UUID, queue_ids: Collection[UUID]) -> list[UUID]:
+LOCK_QUEUES = Statement(
+    sa.select(t.queues.c.queue_id)
+    .where(t.queues.c.tenant_id == _TENANT, t.queues.c.queue_id == _among("queues"))
+    .order_by(t.queues.c.queue_id)
+    .with_for_update(key_share=True)
+)
+
+
+@question
+def lock_queues(tenant_id: UUID, queue_ids: Collection[UUID]) -> Asking[list[UUID]]:
     """Lock these queues' rows: the only place in the project that does. After the leads and identities.
 
     Protects: position, floor, ledger sequence, the members' tags and the owed turns of the queue. Everything about
@@ -241,13 +274,7 @@ def lock_queues(conn: sa.Connection, tenant_id: UUID, queue_ids: Collection[UUID
     """
     if not queue_ids:
         return []
-    c = t.queues.c
-    rows = conn.execute(
-        sa.select(c.queue_id)
-        .where(c.tenant_id == tenant_id, c.queue_id == sa.any_(sa.cast(sorted(queue_ids), sa.ARRAY(sa.Uuid))))
-        .order_by(c.queue_id)
-        .with_for_update(key_share=True)
-    )
+    (rows,) = yield [LOCK_QUEUES(tenant=tenant_id, queues=sorted(queue_ids))]
     return [row.queue_id for row in rows]
 
 
@@ -274,31 +301,27 @@ def lock_counters(conn: sa.Connection, tenant_id: UUID, agent_ids: Collection[UU
 # -- reads under the locks -----------------------------------------------------------------------------------
 
 
-def load_roles(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> dict[tuple[UUID, Role], RoleRow]:
+_ROLES = Statement(
+    sa.select(
+        *(t.lead_roles.c[one.name] for one in fields(RoleRow) if one.name != "open_write"),
+        sa.exists()
+        .where(
+            t.outbox.c.tenant_id == t.lead_roles.c.tenant_id,
+            t.outbox.c.lead_id == t.lead_roles.c.lead_id,
+            t.outbox.c.state.in_(("open", "parked")),
+            t.outbox.c.kind.not_in(TELLING),
+        )
+        .label("open_write"),
+    ).where(t.lead_roles.c.tenant_id == _TENANT, t.lead_roles.c.lead_id == _among("leads"))
+)
+
+
+@question
+def load_roles(tenant_id: UUID, lead_ids: Collection[UUID]) -> Asking[dict[tuple[UUID, Role], RoleRow]]:
     """Where these leads stand, and whether a write of theirs is not settled. Call with the leads locked."""
     if not lead_ids:
         return {}
-    c, o = t.lead_roles.c, t.outbox.c
-    open_write = sa.exists().where(
-        o.tenant_id == c.tenant_id, o.lead_id == c.lead_id, o.state.in_(("open", "parked")), o.kind.not_in(TELLING)
-    )
-    rows = conn.execute(
-        sa.select(
-            c.lead_id,
-            c.role,
-            c.state,
-            c.reason,
-            c.agent_id,
-            c.queue_id,
-            c.seq,
-            c.epoch,
-            c.confirmed_version,
-            c.facts_digest,
-            c.releases,
-            c.since,
-            open_write.label("open_write"),
-        ).where(c.tenant_id == tenant_id, c.lead_id == sa.any_(sa.cast(list(lead_ids), sa.ARRAY(sa.Uuid))))
-    )
+    (rows,) = yield [_ROLES(tenant=tenant_id, leads=list(lead_ids))]
     found = {}
     for row in rows:
         values = row._asdict()
@@ -339,28 +362,47 @@ def _agent(row: str, skips: bool, capacity: bool) -> Agent:
     return Agent(agent_id=UUID(agent_id), ref=ref, name=name, active=active, refused=refused, **more)
 
 
-def load_agents(
-    conn: sa.Connection, tenant_id: UUID, flags: frozenset[Flag], agent_ids: Collection[UUID] | None = None
-) -> dict[UUID, Agent]:
-    """Agents as Turnlock knows them now, those asked for or all."""
-    a, r = t.agents.c, t.agent_refs.c
-    skips, capacity = Flag.SKIPS in flags, Flag.CAPACITY in flags
+@lru_cache(maxsize=8)
+def _agents(skips: bool, capacity: bool, some: bool) -> Statement:
+    a, r, m, q = t.agents.c, t.agent_refs.c, t.members.c, t.queues.c
     columns: list[Any] = [a.agent_id, r.ref, a.name, a.active, a.refused_at.is_not(None)]
     if skips:
         zone = sa.func.coalesce(a.zone_by_admin, a.zone)
         columns += [a.paused_by_crm, a.paused_by_admin, a.paused_until, zone, a.leave, a.holidays, a.hours]
     if capacity:
         c = t.tenants.c
-        columns += [a.caps, sa.select(c.caps_zone).where(c.tenant_id == tenant_id).scalar_subquery()]
+        columns += [a.caps, sa.select(c.caps_zone).where(c.tenant_id == _TENANT).scalar_subquery()]
     query = (
-        sa.select(sa.cast(sa.func.jsonb_build_array(*columns), sa.Text))
+        sa.select(sa.cast(sa.func.jsonb_build_array(*columns), sa.Text).label("told"))
         .join(t.agent_refs, (r.tenant_id == a.tenant_id) & (r.agent_id == a.agent_id))
-        .where(a.tenant_id == tenant_id)
+        .where(a.tenant_id == _TENANT)
         .order_by(r.ref)
     )
-    if agent_ids is not None:
-        query = query.where(a.agent_id == sa.any_(sa.cast(list(agent_ids), sa.ARRAY(sa.Uuid))))
-    found = (_agent(row, skips, capacity) for row in conn.execute(query).scalars())
+    if some:
+        wanted = sa.union_all(
+            sa.select(sa.func.unnest(sa.bindparam("agents", type_=sa.ARRAY(sa.Uuid)))),
+            sa.select(m.agent_id).where(m.tenant_id == _TENANT, m.queue_id == _among("queues")),
+            sa.select(q.default_agent_id).where(q.tenant_id == _TENANT, q.queue_id == _among("queues")),
+        )
+        query = query.where(a.agent_id.in_(wanted))
+    return Statement(query)
+
+
+@question
+def load_agents(
+    tenant_id: UUID,
+    flags: frozenset[Flag],
+    agent_ids: Collection[UUID] | None = None,
+    *,
+    of_queues: Collection[UUID] = (),
+) -> Asking[dict[UUID, Agent]]:
+    """Agents as Turnlock knows them now, all or those asked for; with these those who get leads of `of_queues`."""
+    if agent_ids is not None and not agent_ids and not of_queues:
+        return {}
+    skips, capacity = Flag.SKIPS in flags, Flag.CAPACITY in flags
+    statement = _agents(skips, capacity, agent_ids is not None)
+    (rows,) = yield [statement(tenant=tenant_id, agents=list(agent_ids or ()), queues=list(of_queues))]
+    found = (_agent(row.told, skips, capacity) for row in rows)
     return {agent.agent_id: agent for agent in found}
 
 
@@ -428,50 +470,62 @@ def _place(row: str) -> Place:
     return Place(UUID(agent_id), int(rank), int(weight), int(tag), int(last), averaging == ["t"])
 
 
-def load_queues(
-    conn: sa.Connection,
-    tenant_id: UUID,
-    flags: frozenset[Flag],
-    queue_ids: Collection[UUID],
-) -> dict[UUID, QueueState]:
-    """Queues with their lines. Call with :func:`lock_queues` granted, or for showing only."""
-    if not queue_ids:
-        return {}
-    wanted = sa.cast(list(queue_ids), sa.ARRAY(sa.Uuid))
+@lru_cache(maxsize=8)
+def _lines(turning: bool, weighted: bool, skipping: bool) -> tuple[Statement, Statement, Statement]:
+    """Members, owed turns and the queues themselves."""
     q, m, o, lr = t.queues.c, t.members.c, t.owed_turns.c, t.lead_roles.c
-    turning = Flag.ROTATION in flags
-    weighted = Flag.WEIGHTS in flags
-    skipping = Flag.SKIPS in flags
     columns: list[Any] = [m.agent_id, m.rank]
     columns += [m.tag, m.last_turn] if turning else [sa.literal_column("0"), sa.literal_column("0")]
     columns += [m.weight if weighted else sa.literal_column("1")]
     columns += [m.averaging] if skipping else []
     # Who joined while the rotation was off has no tag; the flag's `on` brings them into the line.
     in_line = [m.tag.is_not(None)] if turning else []
-    places: dict[UUID, list[Place]] = {queue_id: [] for queue_id in queue_ids}
-    line: sa.ColumnElement[str] = aggregate_order_by(sa.literal_column("','"), m.rank)
-    for queue_id, rows in conn.execute(
-        sa.select(m.queue_id, sa.func.string_agg(sa.func.concat_ws(" ", *columns), line))
-        .where(m.tenant_id == tenant_id, m.queue_id == sa.any_(wanted), *in_line)
-        .group_by(m.queue_id)
-    ):
-        places[queue_id] = [_place(row) for row in rows.split(",")]
-    owed: dict[UUID, list[Owed]] = {}
-    if turning:
-        for row in conn.execute(
-            sa.select(o.queue_id, o.owed_id, o.agent_id, o.kind)
-            .where(o.tenant_id == tenant_id, o.queue_id == sa.any_(wanted))
-            .order_by(o.kind, o.seq)  # give_next before owed, each oldest first
-        ):
-            owed.setdefault(row.queue_id, []).append(Owed(row.owed_id, row.agent_id, OwedKind(row.kind)))
+    by_rank: sa.ColumnElement[str] = aggregate_order_by(sa.literal_column("','"), m.rank)
+    line = sa.func.string_agg(sa.func.concat_ws(" ", *columns), by_rank).label("line")
     # Of owners alone: a lead that has its owner and waits for a collaborator holds no other lead up.
     of_owners = sa.and_(lr.role == Role.OWNER.value, lr.state == "held")
     holding = sa.exists().where(lr.tenant_id == q.tenant_id, of_owners).label("held")
     wide: list[Any] = [q.queue_id, q.name, q.when_nobody, q.fallback_queue_id, q.default_agent_id, q.next_rank, holding]
     wide += [q.position, q.floor] if turning else []
     wide += [q.quiet_hours, q.skip_policy] if skipping else []
+    return (
+        Statement(
+            sa.select(m.queue_id, line)
+            .where(m.tenant_id == _TENANT, m.queue_id == _among("queues"), *in_line)
+            .group_by(m.queue_id)
+        ),
+        Statement(
+            sa.select(o.queue_id, o.owed_id, o.agent_id, o.kind)
+            .where(o.tenant_id == _TENANT, o.queue_id == _among("queues"))
+            .order_by(o.kind, o.seq)  # give_next before owed, each oldest first
+        ),
+        Statement(sa.select(*wide).where(q.tenant_id == _TENANT, q.queue_id == _among("queues"))),
+    )
+
+
+@question
+def load_queues(
+    tenant_id: UUID,
+    flags: frozenset[Flag],
+    queue_ids: Collection[UUID],
+) -> Asking[dict[UUID, QueueState]]:
+    """Queues with their lines. Call with :func:`lock_queues` granted, or for showing only."""
+    if not queue_ids:
+        return {}
+    turning = Flag.ROTATION in flags
+    weighted = Flag.WEIGHTS in flags
+    skipping = Flag.SKIPS in flags
+    wanted = {"tenant": tenant_id, "queues": list(queue_ids)}
+    of_members, of_owed, of_queues = (one(**wanted) for one in _lines(turning, weighted, skipping))
+    members, queues, *more = yield [of_members, of_queues, *([of_owed] if turning else [])]
+    places: dict[UUID, list[Place]] = {queue_id: [] for queue_id in queue_ids}
+    for row in members:
+        places[row.queue_id] = [_place(one) for one in row.line.split(",")]
+    owed: dict[UUID, list[Owed]] = {}
+    for row in more[0] if more else ():
+        owed.setdefault(row.queue_id, []).append(Owed(row.owed_id, row.agent_id, OwedKind(row.kind)))
     found = {}
-    for row in conn.execute(sa.select(*wide).where(q.tenant_id == tenant_id, q.queue_id == sa.any_(wanted))):
+    for row in queues:
         found[row.queue_id] = QueueState(
             queue_id=row.queue_id,
             name=row.name,

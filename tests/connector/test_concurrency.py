@@ -22,6 +22,7 @@ from connector.decide import Decider
 from connector.flags import switch
 from routing import saving, store
 from routing import tables as t
+from routing.flight import Ask, Asking, Statement, question
 from routing.model import AgentSeen, Flag
 from tests.locks import queue_held, waiting_for_locks
 from tests.rig import ANA, BEN, CY, DEE, Rig, until
@@ -61,6 +62,12 @@ def race(rig: Rig, *leads: dict[str, Any]) -> None:
         assert [unit.result(20) for unit in units] == [1] * len(leads)
 
 
+def no_lock(_: UUID, queue_ids: Any) -> Asking[list[UUID]]:
+    """What a broken :func:`store.lock_queues` does."""
+    yield []
+    return sorted(queue_ids)
+
+
 def two_units_take_two_turns(rig: Rig) -> None:
     """The promise that a broken lock must not keep."""
     race(rig, {}, {})
@@ -82,7 +89,7 @@ def test_two_units_at_the_same_instant_take_two_turns_of_two_agents(make_rig: Ca
 
 
 def test_without_the_lock_that_promise_breaks(make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "lock_queues", lambda conn, tenant_id, queue_ids: sorted(queue_ids))
+    monkeypatch.setattr(store, "lock_queues", question(no_lock))
     with pytest.raises(AssertionError):
         two_units_take_two_turns(make_rig(worker=False))
 
@@ -91,15 +98,13 @@ def test_with_a_line_read_before_the_lock_that_promise_breaks(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig(worker=False)
-    lock, load = store.lock_queues, store.load_queues
-    early = threading.local()
+    lock = store.lock_queues
 
-    def load_then_lock(conn: sa.Connection, tenant_id: UUID, queue_ids: Any) -> list[UUID]:
-        early.lines = load(conn, tenant_id, frozenset(Flag), queue_ids)
-        return lock(conn, tenant_id, queue_ids)
+    def lock_late(tenant_id: UUID, queue_ids: Any) -> Asking[list[UUID]]:
+        yield []  # one flight, in which the line is read
+        return (yield from lock.of(tenant_id, queue_ids))
 
-    monkeypatch.setattr(store, "lock_queues", load_then_lock)
-    monkeypatch.setattr(store, "load_queues", lambda *_: early.lines)
+    monkeypatch.setattr(store, "lock_queues", question(lock_late))
     with pytest.raises(AssertionError):
         two_units_take_two_turns(rig)
 
@@ -108,14 +113,12 @@ def test_without_lock_and_guard_the_database_itself_refuses_a_second_lead_on_one
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig(worker=False)
-    monkeypatch.setattr(store, "lock_queues", lambda conn, tenant_id, queue_ids: sorted(queue_ids))
+    monkeypatch.setattr(store, "lock_queues", question(no_lock))
 
-    def move_unguarded(conn: Any, tenant_id: UUID, queue_id: UUID, old: Any, line: Any, entries: int) -> int:
+    def move_unguarded(tenant_id: UUID, queue_id: UUID, old: Any, line: Any, entries: int) -> Ask:
         c = t.queues.c
         moved = sa.update(t.queues).where(c.tenant_id == tenant_id, c.queue_id == queue_id)
-        return int(
-            conn.execute(moved.values(position=line.position, seq=c.seq + entries).returning(c.seq)).scalar_one()
-        )
+        return Statement(moved.values(position=line.position, seq=c.seq + entries))()
 
     monkeypatch.setattr(saving, "_move_queue", move_unguarded)
     with pytest.raises(AssertionError):
@@ -153,7 +156,7 @@ def test_400_leads_take_400_turns_while_the_unchanged_configuration_is_saved_aga
     stop, saves = threading.Event(), []
 
     def keep_saving() -> None:
-        while not stop.wait(0.05):
+        while not stop.wait(0.01):
             with rig.runtime.engine.connect() as conn:
                 before = configuration.current(conn, rig.tenant.tenant_id)
                 queues = [row.queue_id for row in conn.execute(sa.select(t.queues.c.queue_id))]

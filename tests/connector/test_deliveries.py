@@ -24,6 +24,7 @@ from connector.sandbox.exchange import View
 from connector.sandbox.generic import lead_json
 from routing import kin, store
 from routing import tables as t
+from routing.flight import Asking, question
 from routing.model import Flag
 from tests.rig import ANA, BEN, CY, DEE, Rig, until
 
@@ -332,13 +333,16 @@ def test_without_the_lock_on_identities_they_part(
     rig = make_rig(worker=False, config=TWO_QUEUES)
     both_have_read, look_up = Barrier(2), kin.existing_owners
 
-    def look_up_together(*given: Any) -> Any:
-        found = look_up(*given)
+    def look_up_together(*given: Any) -> Asking[Any]:
+        found = yield from look_up.of(*given)
         both_have_read.wait(10)
         return found
 
-    monkeypatch.setattr(store, "lock_identities", lambda *_: None)
-    monkeypatch.setattr(kin, "existing_owners", look_up_together)
+    def no_lock(*_: Any) -> Asking[None]:
+        yield []
+
+    monkeypatch.setattr(store, "lock_identities", question(no_lock))
+    monkeypatch.setattr(kin, "existing_owners", question(look_up_together))
     with ThreadPoolExecutor(2) as pool:
         units = [a_unit(rig, pool, emails=["twin@example.com"], source=source) for source in ("Website", "Zillow")]
         assert [unit.result(20) for unit in units] == [1, 1]

@@ -102,7 +102,7 @@ class Account(RuleBasedStateMachine):
         start = text_of({ANA: 1, CY: 1}, {CY: 1, DEE: 1}, "hold", rules=True, hours=False, west=west, nested=True)
         self.rig.configure(start)
         self.leads: list[str] = []
-        self.decider = Decider(self.runtime, lambda tenant_id, lease, ordered: None, lambda: 0)
+        self.decider = Decider(self.runtime, lambda *_: None, lambda: 0)
         self.sender = Sender(self.runtime)
 
     # -- leads ----------------------------------------------------------------------------------------------

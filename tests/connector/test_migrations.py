@@ -549,15 +549,16 @@ def a_day(rig: Rig) -> None:
 
 # -- locks, in the source ---------------------------------------------------------------------------------------
 
-#: Every function that locks rows, and the table whose rows it locks. A new one is a decision: say here what it is.
+#: Every function that locks rows, or statement that one function sends, and the table whose rows it locks. A new one is
+#: a decision: say here what it is.
 LOCKS = {
-    ("routing.store", "tenant_row"): "tenants",
-    ("routing.store", "lock_leads"): "leads",
-    ("routing.store", "lock_identities"): "identities",
-    ("routing.store", "lock_queues"): "queues",
+    ("routing.store", "HOLD_STILL"): "tenants",
+    ("routing.store", "LOCK_LEADS"): "leads",
+    ("routing.store", "LOCK_IDENTITIES"): "identities",
+    ("routing.store", "LOCK_QUEUES"): "queues",
     ("routing.store", "lock_counters"): "agent_counters",
     ("connector.inbox", "claim_events"): "deliveries",
-    ("connector.work", "claim_outbox"): "outbox",
+    ("connector.work", "_claiming"): "outbox",
     ("connector.work", "claim_chore"): "chores",
     ("connector.flags", "switch"): "tenants",
     ("connector.configuration", "hold"): "tenants",
@@ -583,19 +584,30 @@ def test_rows_are_locked_where_the_project_says_and_a_queues_row_in_one_function
     found, unexplained, written = set(), [], []
     for module, text in sources():
         lines = text.splitlines()
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                body = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-                if ".with_for_update(" in body:
-                    found.add((module, node.name))
-                    said = f"{ast.get_docstring(node)} {' '.join(re.findall('#.*', body))}"
-                    if not re.search("lock|wait|turns", said, re.IGNORECASE):
-                        unexplained.append((module, node.name))
+        nodes = list(ast.walk(ast.parse(text)))
+        functions = {
+            node.name: (node, "\n".join(lines[node.lineno - 1 : node.end_lineno]))
+            for node in nodes
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        locking = {name: name for name, (_, body) in functions.items() if ".with_for_update(" in body}
+        for node in nodes:
+            if isinstance(node, ast.Assign) and ".with_for_update(" in ast.unparse(node):
+                if node.col_offset:
+                    continue  # part of a function
+                (name,) = (target.id for target in node.targets if isinstance(target, ast.Name))
+                (locking[name],) = (by for by, (_, body) in functions.items() if f"{name}(" in body)
+        for name, by in locking.items():
+            found.add((module, name))
+            node, body = functions[by]
+            said = f"{ast.get_docstring(node)} {' '.join(re.findall('#.*', body))}"
+            if not re.search("lock|wait|turns", said, re.IGNORECASE):
+                unexplained.append((module, name))
         code = re.sub(r'"""(?:.|\n)*?"""|#.*', "", text)
         if re.search(r"FOR (NO KEY )?UPDATE|FOR (KEY )?SHARE|LOCK TABLE|pg_advisory(?!_(un)?lock)", code):
             written.append(module)
     assert found == set(LOCKS)
-    assert [key for key, table in LOCKS.items() if table == "queues"] == [("routing.store", "lock_queues")]
+    assert [key for key, table in LOCKS.items() if table == "queues"] == [("routing.store", "LOCK_QUEUES")]
     assert unexplained == []
     assert written == []
 

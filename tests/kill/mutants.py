@@ -34,10 +34,14 @@ MUTANTS = (
         patches=(
             Patch(
                 "routing/store.py",
-                "        .order_by(c.queue_id)\n        .with_for_update(key_share=True)\n",
-                "        .order_by(c.queue_id)\n",
+                "    .order_by(t.queues.c.queue_id)\n    .with_for_update(key_share=True)\n",
+                "    .order_by(t.queues.c.queue_id)\n",
             ),
-            Patch("routing/saving.py", "== queue_id, q.position == old.position)", "== queue_id)"),
+            Patch(
+                "routing/saving.py",
+                '            t.queues.c.position == sa.bindparam("was", type_=sa.BigInteger),\n',
+                "",
+            ),
             Patch(
                 "migrations/versions/r0003_rotation.py",
                 "    CONSTRAINT turns_pk PRIMARY KEY (tenant_id, queue_id, turn),\n",
@@ -75,11 +79,9 @@ MUTANTS = (
         patches=(
             Patch(
                 "connector/units.py",
-                "            saving.save_lines(\n"
-                "                conn, tenant_id, self._bench.queues, self._bench.lines, drafts, self._now, "
-                "lambda: pipelined(conn)\n"
-                "            )\n",
-                "            self.lines = (self._bench.queues, self._bench.lines, drafts, self._now)\n",
+                "            asks += saving.moved_lines("
+                "tenant_id, self._bench.queues, self._bench.lines, saved.drafts, self._now)\n",
+                "            self.lines = (self._bench.queues, self._bench.lines, saved.drafts, self._now)\n",
             ),
             Patch(
                 "connector/decide.py",
