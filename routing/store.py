@@ -322,12 +322,8 @@ def load_roles(tenant_id: UUID, lead_ids: Collection[UUID]) -> Asking[dict[tuple
     if not lead_ids:
         return {}
     (rows,) = yield [_ROLES(tenant=tenant_id, leads=list(lead_ids))]
-    found = {}
-    for row in rows:
-        values = row._asdict()
-        values["role"] = Role(values["role"])
-        found[row.lead_id, values["role"]] = RoleRow(**values)
-    return found
+    found = (RoleRow(**{**row._asdict(), "role": Role(row.role)}) for row in rows)
+    return {(row.lead_id, row.role): row for row in found}
 
 
 @lru_cache(maxsize=1024)
@@ -402,8 +398,7 @@ def load_agents(
     skips, capacity = Flag.SKIPS in flags, Flag.CAPACITY in flags
     statement = _agents(skips, capacity, agent_ids is not None)
     (rows,) = yield [statement(tenant=tenant_id, agents=list(agent_ids or ()), queues=list(of_queues))]
-    found = (_agent(row.told, skips, capacity) for row in rows)
-    return {agent.agent_id: agent for agent in found}
+    return {agent.agent_id: agent for agent in (_agent(row.told, skips, capacity) for row in rows)}
 
 
 #: How an assignment ends that its agent never really had: it counts under no cap.
@@ -504,17 +499,11 @@ def _lines(turning: bool, weighted: bool, skipping: bool) -> tuple[Statement, St
 
 
 @question
-def load_queues(
-    tenant_id: UUID,
-    flags: frozenset[Flag],
-    queue_ids: Collection[UUID],
-) -> Asking[dict[UUID, QueueState]]:
+def load_queues(tenant_id: UUID, flags: frozenset[Flag], queue_ids: Collection[UUID]) -> Asking[dict[UUID, QueueState]]:
     """Queues with their lines. Call with :func:`lock_queues` granted, or for showing only."""
     if not queue_ids:
         return {}
-    turning = Flag.ROTATION in flags
-    weighted = Flag.WEIGHTS in flags
-    skipping = Flag.SKIPS in flags
+    turning, weighted, skipping = (flag in flags for flag in (Flag.ROTATION, Flag.WEIGHTS, Flag.SKIPS))
     wanted = {"tenant": tenant_id, "queues": list(queue_ids)}
     of_members, of_owed, of_queues = (one(**wanted) for one in _lines(turning, weighted, skipping))
     members, queues, *more = yield [of_members, of_queues, *([of_owed] if turning else [])]

@@ -24,6 +24,7 @@ from connector.past import replay_past
 from connector.plan import plan
 from connector.simulate import lead_of, simulate
 from routing import store
+from routing.flight import Asking, question
 from routing.model import Flag
 from tests.connector.cli_rig import command_line
 from tests.locks import queue_held, waiting_for_locks
@@ -128,18 +129,18 @@ def test_without_the_locks_of_the_teams_lines_that_promise_breaks(
     outer, lock, load = {line(rig, "All"), line(rig, "Web")}, store.lock_queues, store.load_queues
     loaded: list[Any] = []
 
-    def only_queues(conn: sa.Connection, tenant_id: UUID, ids: Any) -> list[UUID]:
-        lock(conn, tenant_id, set(ids) & outer)
+    def only_queues(tenant_id: UUID, ids: Any) -> Asking[list[UUID]]:
+        yield from lock.of(tenant_id, set(ids) & outer)
         return sorted(ids)
 
-    def both_read(*given: Any) -> Any:
-        found = load(*given)
+    def both_read(*given: Any) -> Asking[Any]:
+        found = yield from load.of(*given)
         loaded.append(found)
         until(lambda: len(loaded) >= 2, what="both have read the line of the team")
         return found
 
-    monkeypatch.setattr(store, "lock_queues", only_queues)
-    monkeypatch.setattr(store, "load_queues", both_read)
+    monkeypatch.setattr(store, "lock_queues", question(only_queues))
+    monkeypatch.setattr(store, "load_queues", question(both_read))
     monkeypatch.setattr("connector.inbox.BATCH_DELIVERIES", 1)  # two units
     with ThreadPoolExecutor(2) as pool:
         units = []
