@@ -195,6 +195,8 @@ def test_an_alarm_that_is_raised_while_the_drain_looks_stays_open(rig: Rig) -> N
     (ref,) = wait(rig)
     rig.sandbox.set_owner(int(ref), int(ELI))
     rig.settle_owners()
+    rig.sandbox.webhook_faults(drop=1.0)
+    rig.sandbox.set_owner(int(ref), None)  # whoever reads the lead from now on finds it as it stands below
     tenant_id, lead_id = rig.tenant.tenant_id, rig.lead_id(ref)
     queue_id = rig.one("SELECT queue_id FROM queues WHERE tenant_id = :t")
     ended = "SELECT leased_until IS NULL FROM chores WHERE tenant_id = :t AND kind = 'held'"

@@ -10,16 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
 from adapters.base import Capability
 from adapters.followupboss import FollowUpBoss
 from connector import accept
-from connector.database import sqlstate, unit
+from connector.database import unit
 from connector.decide import Decider
 from connector.embedded import EmbeddedPostgres
-from routing import store
+from routing import flight, store
+from routing.flight import Ask, Asking, Statement, question
 from tests.locks import queue_held, waiting_for_locks
 from tests.rig import ANA, BEN, CY, DEE, ELI, Rig, until
 
@@ -140,45 +142,54 @@ def decide(rig: Rig) -> int:
     return Decider(rig.runtime, lambda *_: None, lambda: 0).run(rig.tenant.tenant_id)
 
 
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The SQLSTATE of each flight that fails from now on."""
+    states, told = list[str | None](), flight._told
+
+    def noted(engine: sa.Engine, ask: Ask, error: psycopg.Error, *, lost: bool) -> BaseException:
+        states.append(error.sqlstate)
+        return told(engine, ask, error, lost=lost)
+
+    monkeypatch.setattr(flight, "_told", noted)
+    return states
+
+
 def test_units_that_lock_two_queues_against_each_other_come_apart_by_themselves(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make_rig(worker=False, config=CROSSED)
     for ref in (ANA, BEN, CY, DEE):
         rig.pause(ref)  # so that either queue sends its lead on to the other one
-    lock, meeting, states = store.lock_queues, threading.Barrier(3), list[str | None]()
+    lock, states, gate = store.lock_queues, failures(monkeypatch), 20_000_001
     mine = threading.local()
+    patient = Statement(sa.text("SELECT set_config('lock_timeout', '20s', true)"))
+    meeting = Statement(sa.text(f"SELECT pg_advisory_xact_lock_shared({gate})"))
 
-    def against_each_other(conn: sa.Connection, tenant_id: UUID, queue_ids: Collection[UUID]) -> list[UUID]:
+    def against_each_other(tenant_id: UUID, queue_ids: Collection[UUID]) -> Asking[list[UUID]]:
         """Not as the product does it: each unit begins with its own queue, once the other one has begun as well."""
         if len(queue_ids) == 1:
             (mine.first,) = queue_ids
-            return lock(conn, tenant_id, queue_ids)
-        try:
-            if getattr(mine, "met", False):
-                return lock(conn, tenant_id, queue_ids)
+        elif not getattr(mine, "met", False):
             mine.met = True
-            lock(conn, tenant_id, [mine.first])
-            meeting.wait(20)
-            meeting.wait(20)
-            lock(conn, tenant_id, [queue_id for queue_id in queue_ids if queue_id != mine.first])
+            first, then = (
+                next(lock.of(tenant_id, [queue_id])) for queue_id in sorted(queue_ids, key=lambda q: q != mine.first)
+            )
+            yield [patient(), *first, meeting(), *then]
             return sorted(queue_ids)
-        except sa.exc.DBAPIError as error:
-            states.append(sqlstate(error))
-            raise
+        return (yield from lock.of(tenant_id, queue_ids))
 
-    monkeypatch.setattr(store, "lock_queues", against_each_other)
+    monkeypatch.setattr(store, "lock_queues", question(against_each_other))
     with ThreadPoolExecutor(2) as pool:
         units = []
-        for number, source in enumerate(("Zillow", "Website"), 1):
-            rig.create(source=source)
-            assert rig.sandbox.wait_idle()
-            units.append(pool.submit(decide, rig))
-            until(lambda number=number: meeting.n_waiting == number, what=f"unit {number} with its own queue")
-        meeting.wait(20)
-        for ref in (ANA, BEN, CY, DEE):
-            rig.pause(ref, False)
-        meeting.wait(20)
+        with unit(rig.runtime.engine) as (conn, _):
+            conn.execute(sa.text(f"SELECT pg_advisory_xact_lock({gate})"))
+            for number, source in enumerate(("Zillow", "Website"), 1):
+                rig.create(source=source)
+                assert rig.sandbox.wait_idle()
+                units.append(pool.submit(decide, rig))
+                until(lambda number=number: waiting_for_locks(rig) == number, what=f"unit {number} with its own queue")
+            for ref in (ANA, BEN, CY, DEE):
+                rig.pause(ref, False)
         assert [one.result(20) for one in units] == [1, 1]
     assert states == ["40P01"]
     monkeypatch.setattr(store, "lock_queues", lock)
@@ -197,16 +208,7 @@ def test_a_session_that_locks_two_queues_the_other_way_round_costs_no_lead_its_t
     names = [row.name for row in rig.rows(sa.text("SELECT name FROM queues ORDER BY queue_id"))]
     for ref in (ANA, BEN) if names[0] == "One" else (CY, DEE):
         rig.pause(ref)
-    lock, states = store.lock_queues, list[str | None]()
-
-    def watched(conn: sa.Connection, tenant_id: UUID, queue_ids: Collection[UUID]) -> list[UUID]:
-        try:
-            return lock(conn, tenant_id, queue_ids)
-        except sa.exc.DBAPIError as error:
-            states.append(sqlstate(error))
-            raise
-
-    monkeypatch.setattr(store, "lock_queues", watched)
+    states = failures(monkeypatch)
     rig.create(source="Zillow" if names[0] == "One" else "Website")  # of the queue that is locked first, which is away
     assert rig.sandbox.wait_idle()
     with ThreadPoolExecutor(1) as pool:
