@@ -27,6 +27,10 @@ GRACE = 5.0
 _GAP = 2.0
 _CLASS = 0x7475726E  # "turn": the class of these locks among all advisory locks of the database
 
+_LOCKS = sa.table("pg_locks", *map(sa.column, ("locktype", "classid", "objsubid", "granted", "objid")))
+#: What stands for a process that shows nobody whether it lives.
+UNSEEN = "0" * 8
+
 _HELD = sa.text(
     "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND classid = :class AND objsubid = 2 AND granted "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
@@ -87,6 +91,19 @@ class Life:
             if self._looked - self._began < GRACE or time.monotonic() - self._looked > _GAP:
                 return None
             return [f"{number:08x}" for number in self._seen]
+
+
+def number_of(lease: UUID) -> str:
+    """The number of the process that a lease names, as leases spell it; :data:`UNSEEN` where it names none."""
+    return lease.hex[:8] if lease.version == 8 else UNSEEN
+
+
+def lives(number: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Whether the server sees the process of this number alive, for what may be over the moment it is not."""
+    k = _LOCKS.c
+    same = sa.func.lpad(sa.func.to_hex(sa.cast(k.objid, sa.BigInteger)), 8, "0") == number
+    ours = sa.and_(k.locktype == "advisory", k.classid == _CLASS, k.objsubid == 2, k.granted)
+    return sa.or_(number == UNSEEN, sa.exists().where(ours, same))
 
 
 def free(table: sa.FromClause, living: Sequence[str] | sa.BindParameter[Any] | None) -> sa.ColumnElement[bool]:

@@ -2,7 +2,7 @@
 
 When a pause is over, one caller of all goes first, the probe; the others wait until it is through. So a CRM that keeps
 asking for time gets one call per pause, however many leads and workers wait. The probe is known by its time: for as
-long as it may take, the pause stands to exactly that instant.
+long as it may take, the pause stands to exactly that instant, unless the probe's process is seen dead.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from connector.alarms import close_alarm
+from connector.alive import UNSEEN, lives, number_of
 from connector.database import at_rest, is_outage
 from connector.tables import breakers
 from routing.tables import tenants
 
 _CLOCK = sa.func.clock_timestamp()
-# For how long a probe keeps the others waiting should its process die, and how often they look meanwhile.
+# For how long a probe may keep the others waiting, and how often they look meanwhile.
 _PROBE, _LOOK = timedelta(seconds=15), 0.3
 # A pause so long over that nobody called since says nothing any more.
 _STALE = timedelta(minutes=5)
+# Begins the reason while a probe calls; the number of its process follows, then the reason itself.
 _PROBING = "probe "
+_SINCE = len(_PROBING) + len(UNSEEN) + 1
 #: Begins the reasons that only a write can disprove: a CRM may let everybody read and nobody write.
 WRITE = "write "
 
@@ -57,35 +60,40 @@ def breaker_left(tenant_id: UUID, lane: str = "all") -> sa.ScalarSelect[Any]:
     Null: now. 0 or below: now, by the one who then gets :func:`probe`.
     """
     left = sa.extract("epoch", breakers.c.open_at - _CLOCK)
-    while_probing = sa.case((sa.and_(_is_probe(), left > 0), sa.func.least(left, _LOOK)), else_=left)
+    waiting = sa.case((_abandoned(), 0), else_=sa.func.least(left, _LOOK))
+    while_probing = sa.case((sa.and_(_is_probe(), left > 0), waiting), else_=left)
     return sa.select(sa.func.max(while_probing)).where(_fresh(tenant_id, lane)).scalar_subquery()
 
 
-def admit(conn: sa.Connection, tenant_id: UUID, lane: str = "all") -> tuple[float, datetime | None]:
-    """Seconds to wait before calls of this lane, 0 for none; and the probe that the caller then is, to be ended."""
-    left = conn.execute(sa.select(breaker_left(tenant_id, lane))).scalar_one()
-    return admitted(conn, tenant_id, left, lane)
+def admit(conn: sa.Connection, tenant_id: UUID, lease: UUID) -> tuple[float, datetime | None]:
+    """Seconds to wait before a call, 0 for none; and the probe that the caller then is, to be ended.
+
+    `lease` is of what the caller has in hand: it names the process.
+    """
+    left = conn.execute(sa.select(breaker_left(tenant_id))).scalar_one()
+    return admitted(conn, tenant_id, lease, left)
 
 
 def admitted(
-    conn: sa.Connection, tenant_id: UUID, left: float | None, lane: str = "all"
+    conn: sa.Connection, tenant_id: UUID, lease: UUID, left: float | None, lane: str = "all"
 ) -> tuple[float, datetime | None]:
     """As :func:`admit`, where :func:`breaker_left` was read already."""
     if left is None or left > 0:
         return float(left or 0), None
-    mine = probe(conn, tenant_id, lane)
+    mine = probe(conn, tenant_id, lease, lane)
     return (0.0, mine) if mine is not None else (_LOOK, None)
 
 
-def probe(conn: sa.Connection, tenant_id: UUID, lane: str = "all") -> datetime | None:
+def probe(conn: sa.Connection, tenant_id: UUID, lease: UUID, lane: str = "all") -> datetime | None:
     """Be the one caller after a pause: what to end it with, or None when somebody else is."""
     b = breakers.c
+    reason = sa.case((_is_probe(), sa.func.substr(b.reason, _SINCE + 1)), else_=sa.func.coalesce(b.reason, ""))
     until = sa.select(_CLOCK + _PROBE).scalar_subquery()  # once for all rows
     mine = (
         conn.execute(
             sa.update(breakers)
-            .where(_fresh(tenant_id, lane), b.open_at <= _CLOCK)
-            .values(open_at=until, reason=_PROBING + sa.func.coalesce(b.reason, ""))
+            .where(_fresh(tenant_id, lane), sa.or_(b.open_at <= _CLOCK, _abandoned()))
+            .values(open_at=until, reason=f"{_PROBING}{number_of(lease)} " + reason)
             .returning(b.open_at)
         )
         .scalars()
@@ -107,7 +115,7 @@ def end_probe(conn: sa.Connection, tenant_id: UUID, mine: datetime) -> None:
     conn.execute(
         sa.update(breakers)
         .where(b.tenant_id == tenant_id, b.open_at == mine)
-        .values(open_at=_CLOCK, reason=sa.func.substr(b.reason, len(_PROBING) + 1))
+        .values(open_at=_CLOCK, reason=sa.func.substr(b.reason, _SINCE + 1))
     )
 
 
@@ -121,7 +129,8 @@ def passed(
     b = breakers.c
     over = sa.or_(b.open_at <= _CLOCK, b.open_at == mine) if mine is not None else b.open_at <= _CLOCK
     here = sa.and_(b.tenant_id == tenant_id, b.lane.in_({"all", lane}), over)
-    only_a_write = sa.or_(b.reason.startswith(WRITE), b.reason.startswith(_PROBING + WRITE))
+    probing = sa.and_(_is_probe(), sa.func.substr(b.reason, _SINCE + 1).startswith(WRITE))
+    only_a_write = sa.or_(b.reason.startswith(WRITE), probing)
     disproved = sa.true() if wrote else sa.or_(b.lane != "all", ~sa.func.coalesce(only_a_write, sa.false()))
     gone = conn.execute(sa.delete(breakers).where(here, disproved).returning(b.lane)).scalars().all()
     if mine is not None:
@@ -136,8 +145,14 @@ def pauses(conn: sa.Connection, tenant_id: UUID) -> list[tuple[str, datetime, st
     rows = conn.execute(
         sa.select(b.lane, b.open_at, b.reason).where(b.tenant_id == tenant_id, b.open_at > _CLOCK).order_by(b.lane)
     )
+    said = [(row, row.reason or "") for row in rows]
     return [
-        ("notes" if row.lane == "note" else "every call", row.open_at.astimezone(UTC), row.reason or "") for row in rows
+        (
+            "notes" if row.lane == "note" else "every call",
+            row.open_at.astimezone(UTC),
+            f"{reason[_SINCE:]}, being tried" if reason.startswith(_PROBING) else reason,
+        )
+        for row, reason in said
     ]
 
 
@@ -157,12 +172,12 @@ class Probe:
         self._engine = engine
         self.mine: datetime | None = None
 
-    def admitted(self, tenant_id: UUID, left: float | None, lane: str) -> float:
+    def admitted(self, tenant_id: UUID, lease: UUID, left: float | None, lane: str) -> float:
         """Seconds to wait, by what :func:`breaker_left` said; 0: call, as the probe if there was a pause."""
         if left is None:
             return 0.0
         with at_rest(self._engine) as conn:
-            wait, self.mine = admitted(conn, tenant_id, left, lane)
+            wait, self.mine = admitted(conn, tenant_id, lease, left, lane)
         return wait
 
     def may_send(self, tenant_id: UUID) -> bool:
@@ -190,3 +205,8 @@ def _fresh(tenant_id: UUID, lane: str) -> sa.ColumnElement[bool]:
 
 def _is_probe() -> sa.ColumnElement[bool]:
     return sa.func.coalesce(breakers.c.reason, "").startswith(_PROBING)
+
+
+def _abandoned() -> sa.ColumnElement[bool]:
+    """Whether a probe was to call whose process is no more: nobody would tell what became of it."""
+    return sa.and_(_is_probe(), ~lives(sa.func.substr(breakers.c.reason, len(_PROBING) + 1, len(UNSEEN))))

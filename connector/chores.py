@@ -75,7 +75,7 @@ def _run_chore(runtime: Runtime, tenant_id: UUID, lease: UUID) -> bool:
         if row is None:
             return False
         tenant = runtime.tenant(conn, tenant_id)
-        wait, probe = breaker.admit(conn, tenant_id) if row.kind in _ASK_THE_CRM else (0.0, None)
+        wait, probe = breaker.admit(conn, tenant_id, lease) if row.kind in _ASK_THE_CRM else (0.0, None)
         if wait > 0:
             work.end_chore(conn, tenant_id, lease, row.kind, wanted=row.wanted, again=wait, error="crm_paused")
             return True

@@ -109,7 +109,7 @@ class Decider:
                 store.tenant_row.of(tenant_id),
                 told_of(self._runtime, conn, tenant_id, rows),
             )
-            wait, probe = breaker.admitted(conn, tenant_id, left)
+            wait, probe = breaker.admitted(conn, tenant_id, lease, left)
         if wait > 0:
             self._return(tenant, lease, [row.event_id for row in rows], after=wait, reason="crm_paused")
             return

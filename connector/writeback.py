@@ -131,7 +131,7 @@ class Sender:
             tenant = jobs.tenant_of(row)
             job = jobs.job_of(self._runtime, lease, row)
             self._pauses = job.breaker_failures
-            if wait := self._probe.admitted(tenant_id, job.wait, _lane(row)):
+            if wait := self._probe.admitted(tenant_id, lease, job.wait, _lane(row)):
                 self._return(tenant_id, lease, row, after=wait, counts=False, reason="crm_paused")
                 return
             {"owner": self._owner, "collaborator": self._collaborator}.get(row.kind, self._tell)(job)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -20,7 +21,7 @@ from adapters.followupboss import FollowUpBoss
 from adapters.hubspot_reading import BUCKETS
 from connector import breaker, buckets, limits, tenants
 from connector.alive import Life
-from connector.database import make_engine
+from connector.database import make_engine, new_id, unit
 from connector.limits import Limits, TenantGate, lane
 from connector.runtime import Runtime
 from tests.rig import Rig, until
@@ -279,3 +280,26 @@ def rig_at_rest(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(FollowUpBoss, "buckets", long)
     rig: Rig = make_rig(worker=False)
     return rig
+
+
+def test_a_probe_whose_process_died_keeps_nobody_waiting(rig_at_rest: Rig) -> None:
+    rig = rig_at_rest
+    tenant_id, life = rig.tenant.tenant_id, Life()
+    url = rig.runtime.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+    def asked(lease: UUID) -> tuple[float, bool]:
+        with unit(rig.runtime.engine) as (conn, _):
+            wait, mine = breaker.admit(conn, tenant_id, lease)
+            return wait, mine is not None
+
+    with unit(rig.runtime.engine) as (conn, _):
+        breaker.shut_breaker(conn, tenant_id, seconds=0.0, reason="crm_asked_to_wait")
+    with psycopg.connect(url, autocommit=True) as session, life.held(session):
+        assert asked(life.new_lease()) == (0.0, True)
+        wait, is_probe = asked(new_id())
+        assert wait > 0
+        assert not is_probe
+    until(lambda: asked(new_id()) == (0.0, True), 5, "a probe in the place of the dead one")
+    wait, is_probe = asked(new_id())  # of a process that does not show whether it lives
+    assert wait > 0
+    assert not is_probe
