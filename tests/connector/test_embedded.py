@@ -177,7 +177,6 @@ def home(made: Path, base: Path) -> Iterator[Path]:
     made.rename(place)
     yield place
     left = _end_servers(place)
-    (place / "data" / "recovery.signal").unlink(missing_ok=True)  # a test that failed on it is enough
     place.rename(made)
     assert left == []
 
@@ -397,31 +396,37 @@ def test_a_crashed_backend_is_waited_for(home: Path) -> None:
         assert pg.postmaster_pid() == pid
 
 
-def _delay_recovery(home: Path) -> None:
-    """Have the next start ask `restore_command` several times, as one from a backup would."""
-    file = home / "data" / "recovery.signal"
+@pytest.fixture
+def recovering(made: Path, base: Path) -> Path:
+    """A copy of that home whose next start asks `restore_command` several times, as one from a backup would.
+
+    A copy, because each such start begins a timeline, and PostgreSQL may mistake what older ones left for the newest.
+    """
+    place = base / AWKWARD
+    place.parent.mkdir(parents=True)
+    subprocess.run(["cp", "-a", str(made), str(place)], check=True)
+    file = place / "data" / "recovery.signal"
     file.touch()
     if ROOT:
         shutil.chown(file, NOBODY, NOBODY)
+    return place
 
 
 @pytest.mark.parametrize(
     ("pause", "least"), [(0.5, 1.5), pytest.param(4, 12, marks=pytest.mark.proof)], ids=["short", "past pg_ctl's limit"]
 )
-def test_a_slow_recovery_is_waited_for(home: Path, pause: float, least: float) -> None:
-    _delay_recovery(home)
+def test_a_slow_recovery_is_waited_for(recovering: Path, pause: float, least: float) -> None:
     slow = {"restore_command": f"sleep {pause}; false", "hot_standby": "off"}
     lines: list[str] = []
     begun = time.monotonic()
-    with EmbeddedPostgres(home, settings=slow, log=lines.append) as pg:
+    with EmbeddedPostgres(recovering, settings=slow, log=lines.append) as pg:
         assert time.monotonic() - begun > least
         assert value(pg.app_url, "SELECT text FROM note") == "first"
     assert any("still waiting" in line for line in lines) is (least > 10)
 
 
-def test_kill_9_in_the_middle_of_a_start(home: Path) -> None:
-    _delay_recovery(home)
-    pg = EmbeddedPostgres(home, settings={"restore_command": "sleep 0.2; false", "hot_standby": "off"})
+def test_kill_9_in_the_middle_of_a_start(recovering: Path) -> None:
+    pg = EmbeddedPostgres(recovering, settings={"restore_command": "sleep 0.2; false", "hot_standby": "off"})
     with ThreadPoolExecutor(1) as threads:
         start = threads.submit(pg.start)
         assert eventually(lambda: pg.postmaster_pid() is not None)
@@ -433,18 +438,18 @@ def test_kill_9_in_the_middle_of_a_start(home: Path) -> None:
     pg.stop()
 
 
-def test_ctrl_c_in_the_middle_of_a_start(home: Path) -> None:
-    _delay_recovery(home)
-    process = Process(home)
+def test_ctrl_c_in_the_middle_of_a_start(recovering: Path) -> None:
+    process = Process(recovering)
     slow = "EmbeddedPostgres(Path(sys.argv[1]), settings={'restore_command': 'sleep 4; false', 'hot_standby': 'off'})"
     process.ask(f"globals().update(pg={slow})")
     process.send("pg.start()")
-    assert eventually(lambda: EmbeddedPostgres(home).postmaster_pid() is not None)
+    assert eventually(lambda: EmbeddedPostgres(recovering).postmaster_pid() is not None)
     os.kill(process.popen.pid, signal.SIGINT)
     assert process.answer().startswith("KeyboardInterrupt")
-    assert servers_below(home) == []
+    assert servers_below(recovering) == []
     process.close()
-    with EmbeddedPostgres(home, settings={"restore_command": "false"}) as pg:  # ends what was interrupted
+    # Ends what was interrupted.
+    with EmbeddedPostgres(recovering, settings={"restore_command": "false", "hot_standby": "off"}) as pg:
         assert value(pg.app_url, "SELECT text FROM note WHERE text = 'first'") == "first"
 
 
