@@ -86,8 +86,10 @@ def make_engine(url: str, *, pooled: bool = False, pool_size: int = 10, pool_tim
 
 def _begin(conn: sa.Connection) -> None:
     driver: Any = conn.connection.driver_connection
-    if driver.autocommit and not conn.get_execution_options().get("turnlock_plain"):
-        conn.exec_driver_sql("BEGIN")
+    if conn.get_execution_options().get("turnlock_plain"):
+        return
+    # Of another isolation level psycopg opens the transaction itself, with its first statement: a flight goes past it.
+    conn.exec_driver_sql("BEGIN" if driver.autocommit else "SELECT 1")
 
 
 def at_once(

@@ -244,3 +244,17 @@ def test_a_lock_that_is_not_granted_in_time_is_contention(runtime: Runtime) -> N
         assert is_contention(error.value)
         assert error.value.statement == lock.spoken
         fly(one, [COMMIT])
+
+
+def test_a_flight_sees_the_snapshot_of_a_connection_that_has_one(runtime: Runtime) -> None:
+    keys = Statement(sa.text("SELECT count(*) AS n FROM dedupe_keys"))
+    with runtime.engine.connect() as other, runtime.engine.connect() as conn:
+        conn.execution_options(isolation_level="REPEATABLE READ")
+        ((before,),) = fly(conn, [keys()])
+        with other.begin():
+            put = "INSERT INTO dedupe_keys (tenant_id, key, event_id, final) VALUES (:tenant, 'new', :event, true)"
+            other.execute(sa.text(put), {"tenant": uuid4(), "event": uuid4()})
+        ((after,),) = fly(conn, [keys()])
+        assert (before.n, after.n, conn.execute(sa.text("SELECT count(*) FROM dedupe_keys")).scalar()) == (0, 0, 0)
+        conn.rollback()
+        assert fly(conn, [keys()])[0][0].n == 1
