@@ -263,7 +263,9 @@ def _fly(held: sa.PoolProxiedConnection, engine: sa.Engine, asks: Sequence[Ask],
             raise failed.otherwise from None
         lost = driver.pgconn.status != pq.ConnStatus.OK
         if lost:
-            engine.dispose()  # the others are lost as well
+            # The others are lost as well. This is what SQLAlchemy does when it meets a lost connection; `dispose` would
+            # forget those in use instead of having them closed when they come back.
+            engine.pool._invalidate(held, error, _checkin=False)
         raise _told(engine, failed or asks[0], error, lost=lost) from error
 
 

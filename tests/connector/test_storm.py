@@ -104,7 +104,9 @@ def crew(rig: Rig, workers: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("where", [EVERYTHING, WRITES], ids=["everything", "writes"])
+@pytest.mark.parametrize(
+    "where", [pytest.param(EVERYTHING, marks=pytest.mark.proof), WRITES], ids=["everything", "writes"]
+)
 def test_in_a_storm_one_worker_of_all_calls_per_pause_and_then_all_is_written_at_the_pace_of_the_crm(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, where: dict[str, str]
 ) -> None:
