@@ -411,7 +411,7 @@ def test_a_door_that_keeps_what_it_was_sent_would_be_noticed(
     make_rig: Callable[..., Rig], serve: Callable[..., Serving], tmp_path: Path
 ) -> None:
     keep = '    runtime.__dict__.setdefault("kept", []).append(delivery)\n'
-    old = "    try:\n        try:\n            hook.adapter.verify("
+    old = "    hook.adapter.verify("
     leaky = copy_source(tmp_path / "source", [Patch("connector/accept.py", old, keep + old)])
     rig = make_rig(crm="generic", worker=False)
     memory = hurl(rig, 3_000, serve(rig, worker=False, source=leaky))
