@@ -58,8 +58,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 READING = """
 ## The three largest costs, and what was tried
 
-The wall clock was read while twenty other processes wanted the same two cores, which flatters its ratios; the CPU time
-beside them and below is what to compare.
+A machine that is busy with other things flatters the ratios of the wall clock; the CPU time beside them is what to
+compare.
 
 1. **Calls of the CRM.** A lead alone is five round trips to PostgreSQL until its owner is set (store; what is known;
    the lead; locks and all that is read under them; all that is written, COMMIT and what the sender needs) and one
