@@ -20,6 +20,7 @@ import psycopg
 import sqlalchemy as sa
 
 from connector.database import new_id
+from routing.flight import Statement, fly
 
 #: A live worker whose connection was lost, as all are when the server restarts, holds its lock again within this time.
 GRACE = 5.0
@@ -31,9 +32,11 @@ _LOCKS = sa.table("pg_locks", *map(sa.column, ("locktype", "classid", "objsubid"
 #: What stands for a process that shows nobody whether it lives.
 UNSEEN = "0" * 8
 
-_HELD = sa.text(
-    "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND classid = :class AND objsubid = 2 AND granted "
-    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+_HELD = Statement(
+    sa.text(
+        "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND classid = :class AND objsubid = 2 AND granted "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
 )
 
 
@@ -76,7 +79,8 @@ class Life:
 
     def look(self, conn: sa.Connection) -> None:
         """See who is alive. To be called again and again; after a pause of more than a moment the grace starts anew."""
-        held = set(conn.execute(_HELD, {"class": _CLASS}).scalars())
+        (rows,) = fly(conn, [_HELD(**{"class": _CLASS})])
+        held = {row.objid for row in rows}
         now = time.monotonic()
         with self._lock:
             if now - self._looked > _GAP:

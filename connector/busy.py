@@ -1,8 +1,13 @@
-"""Queues whose row another session holds for long: one unit at a time asks for them, so that other queues flow."""
+"""Who is at a queue's row: one that another session holds for long is asked for by one unit at a time.
+
+So other queues flow meanwhile. And while a unit is at work nobody of this process claims more for its tenant: it would
+most likely wait for the same row, with less in hand than it finds a moment later.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from uuid import UUID
@@ -15,6 +20,9 @@ from routing.store import LOCK_QUEUES
 # A queue known to be held is asked for this long: enough to pass behind a unit that is at work, too short for a
 # decider to be missed by the other queues.
 PROBE = "100ms"
+
+# Units are through in less. One that is not waits for a row, and the other queues of its tenant must not wait with it.
+_AT_WORK = 0.02  # seconds
 
 _LOCK_NOT_AVAILABLE = "55P03"
 
@@ -56,3 +64,30 @@ class BusyQueues:
         finally:
             with self._lock:
                 self._asked -= known
+
+
+class Units:
+    """Which tenants have a unit at work in this process. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._at_work: Counter[UUID] = Counter()
+
+    @contextmanager
+    def at_work(self, tenant_id: UUID) -> Iterator[None]:
+        """Around a unit of this tenant."""
+        with self._changed:
+            self._at_work[tenant_id] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._at_work[tenant_id] -= 1
+                if not self._at_work[tenant_id]:
+                    del self._at_work[tenant_id]
+                self._changed.notify_all()
+
+    def wait(self, tenant_id: UUID) -> None:
+        """Wait until no unit of this tenant is at work, for a moment at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: tenant_id not in self._at_work, _AT_WORK)

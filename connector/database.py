@@ -34,6 +34,9 @@ _TIME_OUTS = Statement(
         "set_config('idle_in_transaction_session_timeout', :idle, true)"
     )
 )
+#: Lets the transaction's COMMIT be answered before it is on the disk: only where nothing rests on it but what a later
+#: commit carries there, which the log holds in order, and where losing it with the server's crash changes nothing.
+NO_DISK = Statement(sa.text("SELECT set_config('synchronous_commit', 'off', true)"))()
 _LOCK_TIMEOUT = Statement(sa.text("SELECT set_config('lock_timeout', :value, true)"))
 
 # Lost connection, server going away, read-only after a failover: nothing is wrong with the work, wait and repeat.

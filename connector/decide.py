@@ -20,7 +20,7 @@ from adapters.outcome import CrmError, Fault, Outcome
 from connector import breaker, inbox, log, oauth, settle, work
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
-from connector.database import at_rest, is_contention, is_outage, transaction, unit
+from connector.database import NO_DISK, at_rest, is_contention, is_outage, opening, transaction, unit
 from connector.lanes import Planned, lanes
 from connector.reading import Events, Item, Known, read_events, told_of
 from connector.runtime import Runtime, Tenant
@@ -29,7 +29,7 @@ from connector.units import BEHIND, Unit
 from connector.work import LostLease
 from routing import saving, store
 from routing.decide import NeedQueues
-from routing.flight import together
+from routing.flight import COMMIT, together
 from routing.model import Reason, Role
 
 _log = log.get("decide")
@@ -67,10 +67,10 @@ class Decider:
         """Claim due events of a tenant and see them through; how many there were. Outages of the database raise."""
         lease, living = self._runtime.life.new_lease(), self._runtime.life.living()
         self.more = False
-        with self._given_back(tenant_id, lease), unit(self._runtime.engine) as (conn, _):
-            rows = inbox.claim_events(conn, tenant_id, lease, living=living)
-            if rows:
-                inbox.reopen_keys(conn, tenant_id, rows)
+        self._runtime.units.wait(tenant_id)
+        with self._given_back(tenant_id, lease), transaction(self._runtime.engine) as conn:
+            claim = inbox.claim_events.of(tenant_id, lease, living=living, then=[NO_DISK, COMMIT])
+            _, rows = together(conn, opening(conn), claim)
         if rows:
             self.decide(tenant_id, lease, rows)
         # What others left behind is claimed in parts.
@@ -210,9 +210,11 @@ class Decider:
         tries = 0
         while True:
             try:
-                with transaction(self._runtime.engine) as conn:
+                with self._runtime.units.at_work(tenant.tenant_id), transaction(self._runtime.engine) as conn:
                     attempt = Unit(self._runtime, tenant, lease, items, conn)
-                    ordered = attempt.run(planned, queues, self._capacity())
+                    # Where sending is stopped, what is born leased would only have to be given back.
+                    at_once = self._capacity() if tenant.sending else 0
+                    ordered = attempt.run(planned, queues, at_once)
                     self.more = self.more or attempt.reads_again
             except NeedQueues as need:
                 queues |= need.queue_ids

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -29,51 +30,48 @@ _TAKEN_OVER = "taken_over"
 _CLOCK = sa.func.clock_timestamp()
 
 
-def claim_events(
-    conn: sa.Connection, tenant_id: UUID, lease: UUID, *, living: Sequence[str] | None = None
-) -> Sequence[sa.Row[Any]]:
-    """Claim due events by whole deliveries, in order of receipt; gives their rows.
+@lru_cache(maxsize=2)
+def _claiming(knows_the_living: bool) -> tuple[Statement, Statement]:
+    """What finds due events by whole deliveries, whose rows it locks, and what leases those of them that are chosen."""
+    living = sa.bindparam("living", type_=sa.ARRAY(sa.Text)) if knows_the_living else None
+    tenant_id: Any = sa.bindparam("tenant", type_=sa.Uuid)
+    d = deliveries.c
 
-    The delivery rows are locked while its events are leased: order is promised within a delivery, so no second
-    worker may take the rest of one. Of events whose last two workers died, only a quarter is claimed at once, apart
-    from all others: one that crashes its worker is soon alone. One by one would be too slow, because all that a
-    killed worker held comes back like this; and once is no sign at all.
-    """
-    e, d = events.c, deliveries.c
-    waiting = sa.and_(e.tenant_id == tenant_id, e.state == "waiting", e.due_at <= _CLOCK, free(events, living))
-    wanted = sa.select(e.delivery_id).where(waiting).order_by(e.due_at).limit(BATCH_EVENTS).scalar_subquery()
+    def waiting(e: Any) -> Any:
+        return sa.and_(e.c.tenant_id == tenant_id, e.c.state == "waiting", e.c.due_at <= _CLOCK, free(e, living))
+
+    e = events.c
+    wanted = sa.select(e.delivery_id).where(waiting(events)).order_by(e.due_at).limit(BATCH_EVENTS).scalar_subquery()
     locked = (
-        conn.execute(
-            sa.select(d.delivery_id)
-            .where(d.tenant_id == tenant_id, d.delivery_id.in_(wanted))
-            .order_by(d.received_at, d.delivery_id)
-            .limit(BATCH_DELIVERIES)
-            .with_for_update(key_share=True, skip_locked=True)
-        )
-        .scalars()
-        .all()
+        sa.select(d.delivery_id)
+        # As an array it is found first, and then each delivery by its id: joined, all that ever came would be read.
+        .where(d.tenant_id == tenant_id, d.delivery_id == sa.any_(sa.func.array(wanted, type_=sa.ARRAY(sa.Uuid))))
+        .order_by(d.received_at, d.delivery_id)
+        .limit(sa.bindparam("most", type_=sa.Integer))
+        .with_for_update(key_share=True, skip_locked=True)
+        .cte("locked")
     )
-    if not locked:
-        return []
-    found = conn.execute(
-        sa.select(e.event_id, e.delivery_id, e.leased_until, e.reason)
-        .where(waiting, e.delivery_id == sa.any_(sa.cast(locked, sa.ARRAY(sa.Uuid))))
-        .order_by(e.received_at, e.delivery_id, e.ordinal)
+    # Each delivery's by its id as well, which nothing asked of them may turn into a search among all that wait.
+    theirs = (
+        sa.select(events).where(e.tenant_id == tenant_id, e.delivery_id == locked.c.delivery_id).offset(0).lateral()
+    )
+    found = (
+        sa.select(theirs.c.event_id, theirs.c.delivery_id, theirs.c.leased_until, theirs.c.reason)
+        .select_from(locked.join(theirs, sa.true()))
+        .where(waiting(theirs))
+        .order_by(theirs.c.received_at, theirs.c.delivery_id, theirs.c.ordinal)
         .limit(BATCH_EVENTS)
-    ).all()
-    last = found[-1].delivery_id if len(found) == BATCH_EVENTS else None
-    if last is not None and last != found[0].delivery_id:
-        found = [row for row in found if row.delivery_id != last]  # cut short: the next claim takes it whole
-    crashed = [row.event_id for row in found if row.leased_until is not None and row.reason == _TAKEN_OVER]
-    # By lot, so that those beside one that crashes its worker are others each time and get through without it.
-    chosen = random.sample(crashed, -(-len(crashed) // 4)) or [row.event_id for row in found]
-    if not chosen:
-        return []
-    rows = conn.execute(
+    )
+    source = sa.select(d.source).where(d.tenant_id == e.tenant_id, d.delivery_id == e.delivery_id).scalar_subquery()
+    chosen = (
         sa.update(events)
-        .where(e.tenant_id == tenant_id, e.event_id == sa.any_(sa.cast(chosen, sa.ARRAY(sa.Uuid))))
+        # Still, because what was found was read before its delivery was locked: another may have been quicker.
+        .where(
+            waiting(events),
+            e.event_id == sa.any_(sa.bindparam("chosen", type_=sa.ARRAY(sa.Uuid))),
+        )
         .values(
-            lease=lease,
+            lease=sa.bindparam("new_lease", type_=sa.Uuid),
             leased_until=_CLOCK + LEASE,
             claims=e.claims + 1,
             reason=sa.case((e.leased_until.is_not(None), _TAKEN_OVER), else_=e.reason),
@@ -91,24 +89,47 @@ def claim_events(
             e.claims,
             e.lead_id,
             e.flag_version,
-            sa.select(d.source)
-            .where(d.tenant_id == e.tenant_id, d.delivery_id == e.delivery_id)
-            .scalar_subquery()
-            .label("source"),
-        )
-    ).all()
-    return sorted(rows, key=lambda row: (row.received_at, row.delivery_id.bytes, row.ordinal))
-
-
-def reopen_keys(conn: sa.Connection, tenant_id: UUID, rows: Sequence[sa.Row[Any]]) -> None:
-    """From here on an equal body is news, unless the vendor named the event."""
-    d = dedupe_keys.c
-    ids = [row.event_id for row in rows]
-    conn.execute(
-        sa.delete(dedupe_keys).where(
-            d.tenant_id == tenant_id, ~d.final, d.event_id == sa.any_(sa.cast(ids, sa.ARRAY(sa.Uuid)))
+            source.label("source"),
         )
     )
+    return Statement(found), Statement(chosen)
+
+
+# From here on an equal body is news, unless the vendor named the event.
+_REOPEN = Statement(
+    sa.delete(dedupe_keys).where(
+        dedupe_keys.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
+        ~dedupe_keys.c.final,
+        dedupe_keys.c.event_id == sa.any_(sa.bindparam("chosen", type_=sa.ARRAY(sa.Uuid))),
+    )
+)
+
+
+@question
+def claim_events(
+    tenant_id: UUID, lease: UUID, *, living: Sequence[str] | None = None, then: Sequence[Ask] = ()
+) -> Asking[Sequence[sa.Row[Any]]]:
+    """Claim due events by whole deliveries, in order of receipt; gives their rows. `then` goes in the last flight.
+
+    The delivery rows are locked while its events are leased: order is promised within a delivery, so no second
+    worker may take the rest of one. Of events whose last two workers died, only a quarter is claimed at once, apart
+    from all others: one that crashes its worker is soon alone. One by one would be too slow, because all that a
+    killed worker held comes back like this; and once is no sign at all.
+    """
+    finding, leasing = _claiming(living is not None)
+    (rows,) = yield [finding(tenant=tenant_id, living=living, most=BATCH_DELIVERIES)]
+    found = list(rows)
+    last = found[-1].delivery_id if len(found) == BATCH_EVENTS else None
+    if last is not None and last != found[0].delivery_id:
+        found = [row for row in found if row.delivery_id != last]  # cut short: the next claim takes it whole
+    crashed = [row.event_id for row in found if row.leased_until is not None and row.reason == _TAKEN_OVER]
+    # By lot, so that those beside one that crashes its worker are others each time and get through without it.
+    chosen = random.sample(crashed, -(-len(crashed) // 4)) or [row.event_id for row in found]
+    if not chosen:
+        return []
+    claim = leasing(tenant=tenant_id, living=living, chosen=chosen, new_lease=lease)
+    rows, *_ = yield [claim, _REOPEN(tenant=tenant_id, chosen=chosen), *then]
+    return sorted(rows, key=lambda row: (row.received_at, row.delivery_id.bytes, row.ordinal))
 
 
 def end_events(

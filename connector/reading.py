@@ -103,21 +103,30 @@ def _known(settling: bool, modes: bool) -> Statement:
     owner = t.lead_roles.alias("owner")
     o = owner.c
     stands = sa.exists().where(s.tenant_id == c.tenant_id, s.lead_id == c.lead_id)
-    return Statement(
+    asked = (
+        sa.func.unnest(sa.bindparam("refs", type_=sa.ARRAY(sa.Text))).table_valued("ref").render_derived(name="asked")
+    )
+    tenant_id = sa.bindparam("tenant", type_=sa.Uuid)
+    # One by one, by their keys: see `routing.kin`.
+    found = sa.select(r.lead_id).where(r.tenant_id == tenant_id, r.ref == asked.c.ref).limit(1).lateral()
+    lead = (
         sa.select(
-            r.ref,
-            r.lead_id,
             c.version,
             stands.label("stands"),
             (c.settles_at if settling else sa.null()).label("until"),
             *([o.state, o.modes] if modes else []),
         )
-        .join(t.leads, (c.tenant_id == r.tenant_id) & (c.lead_id == r.lead_id))
-        .outerjoin(owner, (o.tenant_id == c.tenant_id) & (o.lead_id == c.lead_id) & (o.role == Role.OWNER.value))
-        .where(
-            r.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
-            r.ref == sa.any_(sa.bindparam("refs", type_=sa.ARRAY(sa.Text))),
+        .select_from(
+            t.leads.outerjoin(
+                owner, (o.tenant_id == c.tenant_id) & (o.lead_id == c.lead_id) & (o.role == Role.OWNER.value)
+            )
         )
+        .where(c.tenant_id == tenant_id, c.lead_id == found.c.lead_id)
+        .limit(1)
+        .lateral()
+    )
+    return Statement(
+        sa.select(asked.c.ref, found.c.lead_id, *lead.c).select_from(asked.join(found, sa.true()).join(lead, sa.true()))
     )
 
 

@@ -21,7 +21,7 @@ from adapters.oauth import NotConnected, StaleToken
 from connector.abandoned import Abandoned
 from connector.alive import Life
 from connector.breaker import breaker_left
-from connector.busy import BusyQueues
+from connector.busy import BusyQueues, Units
 from connector.database import DatabaseClock, at_rest
 from connector.errors import UnknownTenant
 from connector.limits import Limits, TenantGate
@@ -123,6 +123,7 @@ class Runtime:
         self.vault = Vault(settings.secret_keys)
         self.wake = Wake()
         self.busy = BusyQueues()
+        self.units = Units()
         self.life = Life()
         self.limits = Limits(engine, self.life)
         self.storing = Storing(engine, self.wake)

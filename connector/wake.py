@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from connector.database import at_rest
+from routing.flight import Statement, fly_alone
 
 CHANNEL = "turnlock_work"
 
@@ -40,22 +40,29 @@ class Wake:
             listener(tenant_id, kinds or KINDS)
 
 
+_NOTIFY = Statement(sa.text(f"SELECT pg_notify('{CHANNEL}', CAST(:work AS text))"))
+
+
 class Notifier:
     """Tells the workers of other processes, after the commit and coalesced.
 
     NOTIFY inside the storing transaction would serialise every commit of the database on one lock; so a thread sends
-    at most one at a time, and wakes that come meanwhile share the next.
+    at most one message at a time, and wakes that come meanwhile share the next.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
+        self._lock = threading.Lock()
+        self._told: dict[UUID | None, dict[str, None]] = {}
         self._wanted = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
         self._thread.start()
 
-    def __call__(self, _: UUID | None = None, __: Sequence[str] = ()) -> None:
+    def __call__(self, tenant_id: UUID | None = None, kinds: Sequence[str] = ()) -> None:
         """Something was committed that a worker elsewhere should see."""
+        with self._lock:
+            self._told.setdefault(tenant_id, {}).update(dict.fromkeys(kinds))
         self._wanted.set()
 
     def stop(self) -> None:
@@ -68,10 +75,25 @@ class Notifier:
         while True:
             self._wanted.wait()
             self._wanted.clear()
+            with self._lock:
+                told, self._told = self._told, {}
             try:
-                with at_rest(self._engine) as conn:
-                    conn.execute(sa.text(f"NOTIFY {CHANNEL}"))
+                if told:
+                    fly_alone(self._engine, [_NOTIFY(work=_message(*one)) for one in told.items()])
             except SQLAlchemyError:
                 pass  # the workers look by themselves twice a second
             if self._stopping:
                 return
+
+
+def _message(tenant_id: UUID | None, kinds: Iterable[str]) -> str:
+    return ",".join([tenant_id.hex, *kinds]) if tenant_id is not None else ""
+
+
+def heard(message: str) -> tuple[UUID | None, Sequence[str]]:
+    """What a :class:`Notifier` of another process told: who has work and of which kinds, None when it is not known."""
+    name, *kinds = message.split(",")
+    try:
+        return UUID(name), [kind for kind in kinds if kind in KINDS]
+    except ValueError:
+        return None, KINDS

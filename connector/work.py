@@ -45,8 +45,9 @@ class Due:
     chores: bool
 
 
-def due_tenants(conn: sa.Connection, living: Sequence[str] | None = None) -> list[Due]:
-    """Which tenants have due rows: the one plain read that names no tenant. Locks nothing."""
+@lru_cache(maxsize=2)
+def _due(knows_the_living: bool) -> Statement:
+    living = sa.bindparam("living", type_=sa.ARRAY(sa.Text)) if knows_the_living else None
     e, o, c, b = events.c, outbox.c, chores.c, breakers.c
 
     def due(table: Any, *extra: Any) -> Any:
@@ -61,16 +62,24 @@ def due_tenants(conn: sa.Connection, living: Sequence[str] | None = None) -> lis
         shut = sa.exists().where(b.tenant_id == tenants.c.tenant_id, b.lane.in_(lanes), b.open_at > _CLOCK)
         return sa.and_(tenants.c.sending, ~shut, due(outbox, o.state == "open", *kind))
 
-    query = sa.select(
-        tenants.c.tenant_id,
-        due(events, e.state == "waiting").label("events"),
-        sends(("all",), o.kind.not_in(TELLING)).label("writes"),
-        sends(("all", "note"), o.kind.in_(TELLING)).label("notes"),
-        due(chores, c.kind.is_not(None)).label("chores"),
-    ).where(tenants.c.status == "active")
+    return Statement(
+        sa.select(
+            tenants.c.tenant_id,
+            due(events, e.state == "waiting").label("events"),
+            sends(("all",), o.kind.not_in(TELLING)).label("writes"),
+            sends(("all", "note"), o.kind.in_(TELLING)).label("notes"),
+            due(chores, c.kind.is_not(None)).label("chores"),
+        ).where(tenants.c.status == "active")
+    )
+
+
+@question
+def due_tenants(*, living: Sequence[str] | None = None) -> Asking[list[Due]]:
+    """Which tenants have due rows: the one plain read that names no tenant. Locks nothing."""
+    (rows,) = yield [_due(living is not None)(living=living)]
     return [
         Due(row.tenant_id, row.events, row.writes, row.notes, row.chores)
-        for row in conn.execute(query)
+        for row in rows
         if row.events or row.writes or row.notes or row.chores
     ]
 

@@ -24,11 +24,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from adapters.budget import Lane
 from connector import inbox, log, work
 from connector.chores import run_chore
-from connector.database import is_outage, unit
+from connector.database import at_rest, is_outage, unit
 from connector.decide import Decider
 from connector.limits import lane
 from connector.runtime import Runtime
-from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS
+from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS, heard
 from connector.writeback import Sender
 from routing.model import TELLING
 from routing.saving import Ordered
@@ -230,7 +230,7 @@ class Worker:
             raise
 
     def woken(self, tenant_id: UUID | None, kinds: Sequence[str] = KINDS) -> None:
-        """Somebody of this process stored work of these kinds, for this tenant if they say so."""
+        """Somebody, of this process or another, stored work of these kinds, for this tenant if they say so."""
         if tenant_id is None:
             self._board.kick()
             self._look_now.set()
@@ -384,9 +384,9 @@ class Worker:
             self._look_now.clear()
             self._runtime.abandoned.give_back(self._runtime.engine)
             self._runtime.storing.clear_doubt()
-            with self._runtime.engine.connect() as conn:
+            with at_rest(self._runtime.engine) as conn:
                 self._runtime.life.look(conn)
-                due = work.due_tenants(conn, self._runtime.life.living())
+                due = work.due_tenants(conn, living=self._runtime.life.living())
             for row in due:
                 if row.events:
                     self._board.post(EVENTS, row.tenant_id)
@@ -410,8 +410,8 @@ class Worker:
             with psycopg.connect(dsn, autocommit=True, connect_timeout=5) as conn, self._runtime.life.held(conn):
                 conn.execute(f"LISTEN {CHANNEL}")
                 while not self._ended.is_set():
-                    for _ in conn.notifies(timeout=HEARING, stop_after=1):
-                        self._look_now.set()
+                    for told in conn.notifies(timeout=HEARING, stop_after=1):
+                        self.woken(*heard(told.payload))
 
         while not self._ended.is_set():
             try:

@@ -87,20 +87,37 @@ def load_members(
 SHARED_BY_MANY = 5
 
 
-_OWNERS = Statement(
-    sa.select(t.lead_identities.c.digest, t.lead_identities.c.lead_id, t.lead_roles.c.agent_id, t.lead_roles.c.since)
-    .outerjoin(
-        t.lead_roles,
-        (t.lead_roles.c.tenant_id == t.lead_identities.c.tenant_id)
-        & (t.lead_roles.c.lead_id == t.lead_identities.c.lead_id)
-        & (t.lead_roles.c.role == Role.OWNER.value)
-        & t.lead_roles.c.state.in_(("assigned", "owned")),
+def _owning() -> Statement:
+    """Look-ups one by one, whatever the planner thinks of the tables: a plan made while they were small, and kept with
+    the connection, would read all of them for each unit until somebody counts them anew."""
+    li, s = t.lead_identities.c, t.lead_roles.c
+    given = sa.func.unnest(sa.bindparam("digests", type_=sa.ARRAY(sa.LargeBinary))).table_valued("digest")
+    asked = given.render_derived(name="asked")
+    known = (
+        sa.select(li.digest, li.lead_id)
+        .where(li.tenant_id == _TENANT, li.digest == asked.c.digest)
+        .limit(SHARED_BY_MANY + 1)  # one more says all that is asked of a shared one
+        .lateral()
     )
-    .where(
-        t.lead_identities.c.tenant_id == _TENANT,
-        t.lead_identities.c.digest == sa.any_(sa.bindparam("digests", type_=sa.ARRAY(sa.LargeBinary))),
+    owner = (
+        sa.select(s.agent_id, s.since)
+        .where(
+            s.tenant_id == _TENANT,
+            s.lead_id == known.c.lead_id,
+            s.role == Role.OWNER.value,
+            s.state.in_(("assigned", "owned")),
+        )
+        .limit(1)
+        .lateral()
     )
-)
+    return Statement(
+        sa.select(known.c.digest, known.c.lead_id, owner.c.agent_id, owner.c.since).select_from(
+            asked.join(known, sa.true()).outerjoin(owner, sa.true())
+        )
+    )
+
+
+_OWNERS = _owning()
 
 
 @question

@@ -557,7 +557,7 @@ LOCKS = {
     ("routing.store", "LOCK_IDENTITIES"): "identities",
     ("routing.store", "LOCK_QUEUES"): "queues",
     ("routing.store", "lock_counters"): "agent_counters",
-    ("connector.inbox", "claim_events"): "deliveries",
+    ("connector.inbox", "_claiming"): "deliveries",
     ("connector.work", "_claiming"): "outbox",
     ("connector.work", "claim_chore"): "chores",
     ("connector.flags", "switch"): "tenants",

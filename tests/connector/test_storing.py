@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Event
@@ -13,9 +14,10 @@ from sqlalchemy.exc import DBAPIError
 
 from adapters import base
 from adapters.base import EventKind
-from connector import storing
+from connector import storing, tenants
 from connector.accept import store_delivery
 from connector.database import unit
+from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS, Notifier, heard
 from routing.model import Lead
 from tests.rig import Rig, until
 
@@ -179,3 +181,30 @@ def test_a_commit_of_which_nobody_knows_leaves_no_lease_behind(rig: Rig, monkeyp
     assert lost
     rig.settle()
     assert len(rig.turns()) == 1
+
+
+def test_what_is_decided_while_sending_is_stopped_is_leased_to_nobody(rig: Rig) -> None:
+    """It waits for whoever starts sending again, and no sender takes it only to give it back."""
+    tenants.set_sending(rig.runtime, rig.tenant, False)
+    rig.create()
+    until(lambda: len(rig.turns()) == 1)
+    assert rig.one("SELECT count(*) FROM outbox WHERE tenant_id = :t AND state = 'open' AND leased_until IS NULL") == 1
+
+
+@pytest.mark.parametrize("kinds", [(EVENTS,), (OWNERS, NOTES), ()])
+def test_a_worker_elsewhere_hears_whose_work_it_is(kinds: tuple[str, ...], quiet: Rig) -> None:
+    told = queue.SimpleQueue[tuple[Any, Any]]()
+    dsn = quiet.runtime.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    notifier = Notifier(quiet.runtime.engine)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(f"LISTEN {CHANNEL}")
+        notifier(quiet.tenant.tenant_id, kinds)
+        for note in conn.notifies(timeout=10, stop_after=1):
+            told.put(heard(note.payload))
+    notifier.stop()
+    assert told.get_nowait() == (quiet.tenant.tenant_id, list(kinds))
+
+
+@pytest.mark.parametrize("message", ["", "x", "events", f"{'0' * 31}g,events"])
+def test_a_message_of_another_version_means_any_work_of_anybody(message: str) -> None:
+    assert heard(message) == (None, KINDS)
