@@ -19,6 +19,7 @@ from connector.alarms import close_alarm
 from connector.alive import UNSEEN, lives, number_of
 from connector.database import at_rest, is_outage
 from connector.tables import breakers
+from routing.flight import Statement, fly
 from routing.tables import tenants
 
 _CLOCK = sa.func.clock_timestamp()
@@ -156,13 +157,23 @@ def pauses(conn: sa.Connection, tenant_id: UUID) -> list[tuple[str, datetime, st
     ]
 
 
+def _may_send() -> Statement:
+    b, c = breakers.c, tenants.c
+    tenant_id = sa.bindparam("tenant", type_=sa.Uuid)
+    mine: Any = sa.bindparam("mine", type_=sa.DateTime(timezone=True))
+    shut = sa.exists().where(
+        b.tenant_id == tenant_id, b.lane == "all", b.open_at > _CLOCK, b.open_at.is_distinct_from(mine)
+    )
+    return Statement(sa.select(sa.and_(c.sending, ~shut).label("now")).where(c.tenant_id == tenant_id))
+
+
+_MAY_SEND = _may_send()
+
+
 def may_send(conn: sa.Connection, tenant_id: UUID, mine: datetime | None = None) -> bool:
     """Whether a write may go out now: the tenant's sending is not stopped, the breaker not shut but for our probe."""
-    b, c = breakers.c, tenants.c
-    shut = sa.exists().where(b.tenant_id == tenant_id, b.lane == "all", b.open_at > _CLOCK)
-    if mine is not None:
-        shut = shut.where(b.open_at != mine)
-    return bool(conn.execute(sa.select(sa.and_(c.sending, ~shut)).where(c.tenant_id == tenant_id)).scalar_one())
+    ((row,),) = fly(conn, [_MAY_SEND(tenant=tenant_id, mine=mine)])
+    return bool(row.now)
 
 
 class Probe:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from uuid_utils.compat import uuid7
 
 from connector.errors import SettingsError
-from routing.flight import BEGIN, Ask, Asking, Statement, fly_alone, question, together
+from routing.flight import BEGIN, Aside, Ask, Asking, Statement, fly_alone, question, together
 
 # A row lock that takes longer than this is held by a stuck session, not by a busy queue: give up, try again later.
 LOCK_TIMEOUT = "2s"
@@ -96,23 +96,34 @@ def _begin(conn: sa.Connection) -> None:
 
 
 def at_once(
-    engine: sa.Engine, statement: Statement, values: Mapping[str, Any], *, repeat: bool = True
+    engine: sa.Engine,
+    statement: Statement,
+    values: Mapping[str, Any],
+    *,
+    repeat: bool = True,
+    aside: Aside[Any] | None = None,
 ) -> Sequence[Any]:
     """Run one idempotent statement as a transaction of its own, in one round trip; gives its rows.
+
+    `aside` is asked in it as well, behind the statement.
 
     A connection that turns out to be lost is replaced and the statement repeated once: it may have been carried out,
     which is why it must be idempotent; without `repeat` the caller looks after that. Raises
     :class:`sqlalchemy.exc.DBAPIError`.
     """
-    asks = [statement(**values)]
+    first = []
     if engine.get_execution_options().get("turnlock_pooled"):
-        asks.insert(0, _time_outs(LOCK_TIMEOUT))  # a pooler's connection has no settings of ours
+        first = [_time_outs(LOCK_TIMEOUT)]  # a pooler's connection has no settings of ours
+    asks = [*first, statement(**values), *(aside.asks if aside is not None else ())]
     try:
-        return fly_alone(engine, asks)[-1]
+        found = fly_alone(engine, asks)
     except DBAPIError as error:
         if not (repeat and error.connection_invalidated):
             raise
-    return fly_alone(engine, asks)[-1]
+        found = fly_alone(engine, asks)
+    if aside is not None:
+        aside.heard(found[len(first) + 1 :])
+    return found[len(first)]
 
 
 @contextmanager

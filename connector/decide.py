@@ -7,29 +7,33 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from adapters.base import EventKind
 from adapters.outcome import CrmError, Fault, Outcome
 from connector import breaker, inbox, log, oauth, settle, work
+from connector.ahead import Coming
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
 from connector.database import NO_DISK, at_rest, is_contention, is_outage, opening, transaction, unit
 from connector.lanes import Planned, lanes
-from connector.reading import Events, Item, Known, read_events, told_of
+from connector.reading import Events, Item, Known, known_now, read_events
 from connector.runtime import Runtime, Tenant
 from connector.splitting import split
 from connector.units import BEHIND, Unit
 from connector.work import LostLease
 from routing import saving, store
 from routing.decide import NeedQueues
-from routing.flight import COMMIT, together
+from routing.flight import COMMIT, Aside, Asking, side_by_side, together
 from routing.model import Reason, Role
 
 _log = log.get("decide")
@@ -41,9 +45,47 @@ def _told_too_early(item: Item) -> bool:
     return told is not None and read is not None and read < told.replace(microsecond=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is asked first of events in hand: their tenant, what its CRM asked to wait, and which leads are known."""
+
+    tenant: Tenant
+    wait: float | None
+    configured: store.TenantRow
+    known: Mapping[str, Known]
+
+
+def _first(
+    runtime: Runtime, conn: sa.Connection | None, tenant_id: UUID, refs: Collection[str]
+) -> tuple[Asking[Any], ...]:
+    return (
+        runtime.tenant_and_wait(conn, tenant_id),
+        store.tenant_row.of(tenant_id),
+        known_now(runtime, conn, tenant_id, refs),
+    )
+
+
+def _found(answers: Sequence[Any]) -> Found:
+    (tenant, wait), configured, known = answers
+    return Found(tenant, wait, configured, known)
+
+
+def first_questions(runtime: Runtime, tenant_id: UUID, refs: Collection[str]) -> Aside[Found] | None:
+    """What a decider asks first about events of these leads, to go along with their storing; None if that cannot be."""
+
+    def asking() -> Asking[Found]:
+        return _found((yield from side_by_side(*_first(runtime, None, tenant_id, refs))))
+
+    return Aside(asking()) if runtime.knows_schema else None
+
+
+#: As :data:`connector.units.Expect`, for any tenant and lease.
+Expect = Callable[[Tenant, UUID, UUID, str], Coming | None]
 #: Hands writes that were born leased to the senders of this process, with what :func:`connector.jobs.look` gave.
 Send = Callable[[UUID, UUID, Sequence[saving.Ordered], Mapping[UUID, sa.Row[Any]]], None]
 
+# That the CRM asked for no pause counts for so long, in seconds, for a call that is made ahead of a write.
+_CALM = 1.0
 # A unit that loses to configuration changes this often goes lead by lead with the configuration held still.
 _RESTARTS = 3
 # Lock races that a unit repeats at once before its events go back for a moment, so that other queues flow.
@@ -55,12 +97,16 @@ _FAULT_TRIES = 5
 class Decider:
     """Claims and decides. One per thread."""
 
-    def __init__(self, runtime: Runtime, send: Send, capacity: Callable[[], int]) -> None:
+    def __init__(
+        self, runtime: Runtime, send: Send, capacity: Callable[[], int], expect: Expect = lambda *_: None
+    ) -> None:
         self._runtime = runtime
         self._send = send
         self._capacity = capacity
+        self._expect = expect
         #: Whether after the last run more may be due at once; what comes later wakes by itself.
         self.more = False
+        self._calm_until = 0.0
         self._sent: set[UUID] = set()  # writes of the present lease that senders have in hand
 
     def run(self, tenant_id: UUID) -> int:
@@ -78,11 +124,14 @@ class Decider:
         self.more = self.more or full or any(row.claims > 1 for row in rows)
         return len(rows)
 
-    def decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
-        """See events through that are leased already. Outages of the database raise."""
+    def decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]], found: Found | None = None) -> None:
+        """See events through that are leased already; `found` is the answer to :func:`first_questions`, if there is.
+
+        Outages of the database raise.
+        """
         self.more = False
         with self._given_back(tenant_id, lease):
-            self._decide(tenant_id, lease, rows)
+            self._decide(tenant_id, lease, rows, found)
 
     @contextmanager
     def _given_back(self, tenant_id: UUID, lease: UUID) -> Iterator[None]:
@@ -101,15 +150,17 @@ class Decider:
             self._runtime.abandoned.note(error, give_back)
             raise
 
-    def _decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
-        with at_rest(self._runtime.engine) as conn:
-            (tenant, left), configured, known = together(
-                conn,
-                self._runtime.tenant_and_wait(conn, tenant_id),
-                store.tenant_row.of(tenant_id),
-                told_of(self._runtime, conn, tenant_id, rows),
-            )
-            wait, probe = breaker.admitted(conn, tenant_id, lease, left)
+    def _decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]], found: Found | None = None) -> None:
+        if found is None:
+            refs = {row.ref for row in rows if row.ref is not None and row.kind != EventKind.INQUIRY}
+            with at_rest(self._runtime.engine) as conn:
+                found = _found(together(conn, *_first(self._runtime, conn, tenant_id, refs)))
+        tenant, left, configured, known = found.tenant, found.wait, found.configured, found.known
+        self._calm_until = time.monotonic() + _CALM if left is None else 0.0
+        wait, probe = 0.0, None
+        if left is not None:
+            with at_rest(self._runtime.engine) as conn:
+                wait, probe = breaker.admitted(conn, tenant_id, lease, left)
         if wait > 0:
             self._return(tenant, lease, [row.event_id for row in rows], after=wait, reason="crm_paused")
             return
@@ -211,7 +262,9 @@ class Decider:
         while True:
             try:
                 with self._runtime.units.at_work(tenant.tenant_id), transaction(self._runtime.engine) as conn:
-                    attempt = Unit(self._runtime, tenant, lease, items, conn)
+                    calm = time.monotonic() < self._calm_until
+                    expect = partial(self._expect, tenant, lease) if calm else None
+                    attempt = Unit(self._runtime, tenant, lease, items, conn, expect)
                     # Where sending is stopped, what is born leased would only have to be given back.
                     at_once = self._capacity() if tenant.sending else 0
                     ordered = attempt.run(planned, queues, at_once)
@@ -244,7 +297,8 @@ class Decider:
             else:
                 if ordered:
                     self._sent.update(one.outbox_id for one in ordered)
-                    self._send(tenant.tenant_id, lease, ordered, attempt.born)
+                    left = [one for one in ordered if one.outbox_id != attempt.taken]
+                    self._send(tenant.tenant_id, lease, left, attempt.born)
                 if attempt.wants_drain:
                     self._runtime.wake()
                 return

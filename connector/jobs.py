@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -42,6 +41,7 @@ class Job:
     breaker_failures: int
     wait: float | None
     now: datetime
+    read_at: float
     deadline: float
 
     @property
@@ -121,8 +121,11 @@ def tenant_of(found: sa.Row[Any]) -> Tenant:
     return Tenant(found.tenant_id, found.name, found.crm, found.base_url, found.parameters, found.status, found.sending)
 
 
-def job_of(runtime: Runtime, lease: UUID, found: sa.Row[Any]) -> Job:
-    """The job of a row that :func:`look` gave just now. Raises :class:`CrmError` where the CRM grants no access."""
+def job_of(runtime: Runtime, lease: UUID, found: sa.Row[Any], read_at: float) -> Job:
+    """The job of a row that :func:`look` gave at `read_at` (monotonic seconds).
+
+    Raises :class:`CrmError` where the CRM grants no access.
+    """
     tenant = tenant_of(found)
     return Job(
         row=found,
@@ -138,5 +141,6 @@ def job_of(runtime: Runtime, lease: UUID, found: sa.Row[Any]) -> Job:
         wait=found.wait,
         breaker_failures=found.failures or 0,
         now=found.now,
-        deadline=time.monotonic() + work.LEASE.total_seconds() - _LEASE_MARGIN,
+        read_at=read_at,
+        deadline=read_at + work.LEASE.total_seconds() - _LEASE_MARGIN,
     )

@@ -144,18 +144,13 @@ def known_leads(
     return {row.ref: Known(row.lead_id, row.version, row.stands, *row[4:]) for row in rows}
 
 
-def told_of(runtime: Runtime, conn: sa.Connection, tenant_id: UUID, rows: Events) -> Asking[dict[str, Known]]:
-    """Asks which of the leads that these events name are known. To be asked before any of them is read.
+def known_now(
+    runtime: Runtime, conn: sa.Connection | None, tenant_id: UUID, refs: Collection[str]
+) -> Asking[dict[str, Known]]:
+    """Asks which of the leads under these ids are known. To be asked before any of them is read.
 
     A lead whose version rises while the CRM answers is read again, never decided on this reading.
     """
-    refs = {row.ref for row in rows if row.ref is not None and row.kind != EventKind.INQUIRY}
-    return _known_now(runtime, conn, tenant_id, refs)
-
-
-def _known_now(
-    runtime: Runtime, conn: sa.Connection, tenant_id: UUID, refs: Collection[str]
-) -> Asking[dict[str, Known]]:
     settling = Flag.SETTLE in runtime.stages(conn)
     return known_leads.of(tenant_id, refs, settling=settling, modes=runtime.shadows(conn))
 
@@ -163,7 +158,7 @@ def _known_now(
 def read_events(
     runtime: Runtime, tenant: Tenant, configured: TenantRow, client: Client, rows: Events, known: Mapping[str, Known]
 ) -> Read:
-    """Read the leads behind `rows`; `known` is what :func:`told_of` found of them.
+    """Read the leads behind `rows`; `known` is what :func:`known_now` found of them.
 
     Raises :class:`CrmError` when the CRM as a whole cannot be read now.
     """
@@ -191,7 +186,7 @@ def read_events(
     inquired = {refs[row.event_id] for row in rows if row.kind == EventKind.INQUIRY and row.event_id in refs}
     if inquired:
         with at_rest(runtime.engine) as conn:
-            found = together(conn, _known_now(runtime, conn, tenant.tenant_id, inquired))
+            found = together(conn, known_now(runtime, conn, tenant.tenant_id, inquired))
             known = {**known, **found[0]}
     complete = _payload_is_complete(runtime, tenant, configured)
     leads: dict[str, Lead] = {}

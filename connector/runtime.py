@@ -149,9 +149,15 @@ class Runtime:
         self.hooks.clear()
         self.secrets_set += 1
 
-    def stages(self, conn: sa.Connection) -> frozenset[Flag]:
+    @property
+    def knows_schema(self) -> bool:
+        """Whether all is remembered to be there, so that :meth:`stages` and the like need no connection to ask."""
+        return self._stages is not None and SHADOW in self._reached
+
+    def stages(self, conn: sa.Connection | None) -> frozenset[Flag]:
         """The capabilities whose columns the database has. Revisions only add, so a full set is remembered."""
         if self._stages is None:
+            assert conn is not None  # noqa: S101 - see `knows_schema`
             found = stages(conn)
             if found != frozenset(Flag):
                 return found
@@ -162,7 +168,7 @@ class Runtime:
         """Whether the database has what revision 0011 brings: canonical configurations and the fairness tables."""
         return self._reaches(conn, WHY)
 
-    def shadows(self, conn: sa.Connection) -> bool:
+    def shadows(self, conn: sa.Connection | None) -> bool:
         """Whether the database has what shadows and limited flags need."""
         return self._reaches(conn, SHADOW)
 
@@ -170,9 +176,10 @@ class Runtime:
         """Whether the database has the sums of leads without a turn, and each version's rules as they were read."""
         return self._reaches(conn, TELLING)
 
-    def _reaches(self, conn: sa.Connection, revision: str) -> bool:
+    def _reaches(self, conn: sa.Connection | None, revision: str) -> bool:
         if revision in self._reached:
             return True
+        assert conn is not None  # noqa: S101 - see `knows_schema`
         if reaches(conn, revision):
             self._reached.add(revision)  # revisions only add
         return revision in self._reached
@@ -219,7 +226,7 @@ class Runtime:
         """The active tenant of this name. Raises :class:`UnknownTenant` that lists the names there are."""
         return self._one(conn, tenants.c.name == name, name)
 
-    def tenant_and_wait(self, conn: sa.Connection, tenant_id: UUID) -> Asking[tuple[Tenant, float | None]]:
+    def tenant_and_wait(self, conn: sa.Connection | None, tenant_id: UUID) -> Asking[tuple[Tenant, float | None]]:
         """Asks for the tenant with this id, and how long its CRM must not be called: :func:`breaker.breaker_left`."""
         ((row,),) = yield [_with_wait(Flag.HOUSEHOLDS in self.stages(conn))(tenant=tenant_id)]
         return Tenant(*row[:-1]), row.wait

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
@@ -17,10 +17,11 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from adapters.base import EventKind
 from connector.database import at_once, is_contention, is_outage
 from connector.wake import EVENTS, Wake
 from connector.work import LEASE
-from routing.flight import Statement
+from routing.flight import Aside, Statement
 
 # Deliveries and events that share a commit: far above what comes in during one, far below what a statement can hold.
 _MOST_DELIVERIES = 50
@@ -94,8 +95,11 @@ class Deciders(Protocol):
     def reserve(self, tenant_id: UUID) -> UUID | None:
         """The lease for what is stored now, or None when nobody waits for it."""
 
-    def hand(self, tenant_id: UUID, lease: UUID, rows: Rows) -> None:
-        """What was stored under that lease; no rows when there was nothing new."""
+    def asking(self, tenant_id: UUID, refs: Collection[str]) -> Aside[Any] | None:
+        """What is asked first about the leads of these refs, to go along with the storing; None: later, by itself."""
+
+    def hand(self, tenant_id: UUID, lease: UUID, rows: Rows, found: Any) -> None:
+        """What was stored under that lease, with the answer of :meth:`asking`; no rows when there was nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,11 @@ def values(tenant_id: UUID, given: Sequence[Delivery], lease: UUID | None = None
         "lease": lease,
         "lease_for": LEASE,
     }
+
+
+def _refs(events: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The leads that events name; what an inquiry names is not one."""
+    return {event["ref"] for event in events if event["ref"] is not None and event["kind"] != EventKind.INQUIRY.value}
 
 
 @dataclass(eq=False, slots=True)
@@ -214,8 +223,11 @@ class Storing:
                 self._wake(tenant_id, EVENTS)
             return rows
         handed: list[sa.Row[Any]] = []
+        found: Any = None
         try:
-            rows = at_once(self._engine, STORE, values(tenant_id, given, lease), repeat=False)
+            aside = deciders.asking(tenant_id, _refs(events))
+            rows = at_once(self._engine, STORE, values(tenant_id, given, lease), repeat=False, aside=aside)
+            found = aside.answer if aside is not None else None
             handed = [row for row in rows if row.state == "waiting"]
         except DBAPIError as error:
             if not error.connection_invalidated:
@@ -225,7 +237,7 @@ class Storing:
             rows = at_once(self._engine, STORE, values(tenant_id, given))
         finally:
             handed.sort(key=lambda row: (row.delivery_id.bytes, row.ordinal))
-            deciders.hand(tenant_id, lease, handed)
+            deciders.hand(tenant_id, lease, handed, found)
         return rows
 
     def clear_doubt(self) -> None:

@@ -5,7 +5,7 @@ Whatever is read under a lock is dropped when the transaction rolls back; nothin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,6 +14,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from connector import inbox, jobs, testing, work
+from connector.ahead import Coming
 from connector.alarms import open_alarm
 from connector.busy import PROBE
 from connector.database import new_id, opening, patiently
@@ -22,6 +23,7 @@ from connector.reading import Item
 from connector.runtime import Runtime, Tenant
 from connector.seen import Seen
 from connector.shadow import Beside
+from connector.wake import give_way
 from routing import saving, staging, store
 from routing.decide import Bench, Case, Decision, Outcome, Plan, Waiting
 from routing.flight import COMMIT, Asking, fly, together
@@ -33,6 +35,8 @@ from routing.stages import Mode
 # Behind an own write: woken by its end; this is only for the case that the wake is lost with a crash.
 BEHIND = timedelta(seconds=30)
 FORCED = ("console", "replay")
+#: Tells a sender of a write that is about to be committed: its id and how the CRM calls its lead. None: nobody is free.
+Expect = Callable[[UUID, str], Coming | None]
 # Seconds after which the drain looks at a lead that was held, if nothing is known to change before.
 _LOOK_AGAIN = 15.0
 
@@ -57,9 +61,16 @@ class Unit:
     """
 
     def __init__(
-        self, runtime: Runtime, tenant: Tenant, lease: UUID, items: Sequence[Item], conn: sa.Connection
+        self,
+        runtime: Runtime,
+        tenant: Tenant,
+        lease: UUID,
+        items: Sequence[Item],
+        conn: sa.Connection,
+        expect: Expect | None = None,
     ) -> None:
         self._runtime = runtime
+        self._expect = expect
         self._tenant_id = tenant.tenant_id
         self._lease = lease
         self._items = items
@@ -71,6 +82,8 @@ class Unit:
         self.wants_drain = False
         #: What the senders of writes that were born leased need, where it was read already.
         self.born: Mapping[UUID, sa.Row[Any]] = {}
+        #: The write that a sender has in hand already.
+        self.taken: UUID | None = None
 
     def run(self, planned: Planned | None, more_queues: Collection[UUID], send_at_once: int) -> list[saving.Ordered]:
         """Decide and save; the writes that it ordered. Without `planned` the configuration is held still meanwhile.
@@ -339,8 +352,17 @@ class Unit:
         if not self._has_more_to_say():
             born = [one.outbox_id for one in saved.ordered if one.leased]
             # What their senders need is read in the same flight, behind the commit.
-            rows = fly(conn, [*asks, COMMIT, *(jobs.look(tenant_id, self._lease, one) for one in born)])
+            coming = self._coming(born)
+            try:
+                rows = fly(conn, [*asks, COMMIT, *(jobs.look(tenant_id, self._lease, one) for one in born)])
+            except BaseException:
+                if coming is not None:
+                    coming.cancel()
+                raise
             self.born = {one: found[0] for one, found in zip(born, rows[len(asks) + 1 :], strict=True) if found}
+            if coming is not None and coming.commit(self.born.get(coming.outbox_id)):
+                self.taken = coming.outbox_id
+                give_way()
             return saved.ordered
         fly(conn, asks)
         self._tell_of_held()
@@ -355,6 +377,12 @@ class Unit:
         if result.again:
             inbox.return_events(conn, tenant_id, self._lease, result.again, after=timedelta(0), reason="read_again")
         return saved.ordered
+
+    def _coming(self, born: Sequence[UUID]) -> Coming | None:
+        """Let a sender read the lead meanwhile. Only one that is alone: in a burst there is enough to do."""
+        if self._expect is None or len(self._items) > 1 or len(born) != 1:
+            return None
+        return self._expect(born[0], self._items[0].lead.ref)
 
     def _has_more_to_say(self) -> bool:
         """Whether something is to be written beside decisions and lines, which most units do not come to."""

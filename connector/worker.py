@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -23,13 +23,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.budget import Lane
 from connector import inbox, log, work
+from connector.ahead import Coming
 from connector.chores import run_chore
 from connector.database import at_rest, is_outage, unit
-from connector.decide import Decider
+from connector.decide import Decider, Found, first_questions
 from connector.limits import lane
-from connector.runtime import Runtime
-from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS, heard
+from connector.runtime import Runtime, Tenant
+from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS, give_way, heard
 from connector.writeback import Sender
+from routing.flight import Aside
 from routing.model import TELLING
 from routing.saving import Ordered
 
@@ -156,7 +158,8 @@ class Worker:
             ((EVENTS,), _SENDING, (_CHORES,)),
         )
         self._leased: queue.SimpleQueue[tuple[UUID, UUID, UUID, sa.Row[Any] | None, float]] = queue.SimpleQueue()
-        self._handed: queue.SimpleQueue[tuple[UUID, UUID, Sequence[sa.Row[Any]]]] = queue.SimpleQueue()
+        self._coming: queue.SimpleQueue[Coming] = queue.SimpleQueue()
+        self._handed: queue.SimpleQueue[tuple[UUID, UUID, Sequence[sa.Row[Any]], Found | None]] = queue.SimpleQueue()
         self._idle = 0
         self._idle_lock = threading.Lock()
         loops = [(f"decider-{n}", self._decide) for n in range(settings.deciders)]
@@ -195,7 +198,7 @@ class Worker:
     def _return_handed(self) -> None:
         while True:
             try:
-                tenant_id, lease, rows = self._handed.get_nowait()
+                tenant_id, lease, rows, _ = self._handed.get_nowait()
             except queue.Empty:
                 return
             self._board.done(EVENTS, tenant_id, more=False)
@@ -210,6 +213,10 @@ class Worker:
         if self._runtime.storing.deciders is self:
             self._runtime.storing.deciders = None
         self._return_handed()
+        while not self._coming.empty():
+            coming = self._coming.get_nowait()
+            if not coming.refuse():
+                self._leased.put((coming.tenant.tenant_id, coming.lease, coming.outbox_id, None, 0.0))
         while True:
             try:
                 tenant_id, lease, outbox_id, *_ = self._leased.get_nowait()
@@ -247,11 +254,16 @@ class Worker:
             return None
         return self._runtime.life.new_lease()
 
-    def hand(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]]) -> None:
+    def asking(self, tenant_id: UUID, refs: Collection[str]) -> Aside[Found] | None:
+        """What the decider would ask first of events about these leads, to go along with storing them."""
+        return first_questions(self._runtime, tenant_id, refs)
+
+    def hand(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]], found: Found | None) -> None:
         """What was reserved: events that are committed and leased. Nothing new after all: no rows."""
         if rows:
-            self._handed.put((tenant_id, lease, rows))
+            self._handed.put((tenant_id, lease, rows, found))
             self._board.call(EVENTS)
+            give_way()
             if self._stopping.is_set():  # since the lease was given: perhaps nobody looks any more
                 self._return_handed()
         else:
@@ -276,7 +288,7 @@ class Worker:
 
     def _decide(self) -> None:
         lane.set(Lane.OWNERS)
-        decider = Decider(self._runtime, self._hand_over, self._free_senders)
+        decider = Decider(self._runtime, self._hand_over, self._free_senders, self._expect)
 
         def step() -> None:
             taken = self._board.take((EVENTS,), 5.0, lambda: self._stopping.is_set() or not self._handed.empty())
@@ -296,12 +308,12 @@ class Worker:
 
     def _decide_handed(self, decider: Decider) -> None:
         try:
-            tenant_id, lease, rows = self._handed.get_nowait()
+            tenant_id, lease, rows, found = self._handed.get_nowait()
         except queue.Empty:
             return
         more = True
         try:
-            decider.decide(tenant_id, lease, rows)
+            decider.decide(tenant_id, lease, rows, found)
             more = decider.more
         finally:
             self._board.done(EVENTS, tenant_id, more=more)
@@ -309,11 +321,14 @@ class Worker:
     def _sending(self) -> None:
         sender = Sender(self._runtime)
 
+        def handed_over() -> bool:
+            return self._stopping.is_set() or not (self._leased.empty() and self._coming.empty())
+
         def step() -> None:
             with self._idle_lock:
                 self._idle += 1
             try:
-                taken = self._board.take(_SENDING, 5.0, lambda: self._stopping.is_set() or not self._leased.empty())
+                taken = self._board.take(_SENDING, 5.0, handed_over)
             finally:
                 with self._idle_lock:
                     self._idle -= 1
@@ -322,6 +337,11 @@ class Worker:
                     self._board.done(*taken, more=False)
                 return
             if taken is None:
+                try:
+                    self._send_coming(sender, self._coming.get_nowait())
+                    return
+                except queue.Empty:
+                    pass
                 try:
                     leased = self._leased.get_nowait()
                 except queue.Empty:
@@ -347,8 +367,29 @@ class Worker:
         while not self._stopping.is_set():
             self._guarded(step)
 
+    def _send_coming(self, sender: Sender, coming: Coming) -> None:
+        tenant_id = coming.tenant.tenant_id
+        if not self._board.begin(_SENDING, OWNERS, tenant_id):
+            if not coming.refuse():
+                self._return_leased(tenant_id, coming.lease, coming.outbox_id)
+                self._board.post(OWNERS, tenant_id)
+            return
+        try:
+            sender.send_coming(coming)
+        finally:
+            self._board.done(OWNERS, tenant_id, more=False)
+
+    def _expect(self, tenant: Tenant, lease: UUID, outbox_id: UUID, lead_ref: str) -> Coming | None:
+        """Have an idle sender read the lead of a write that is about to be committed."""
+        if self._stopping.is_set() or not self._free_senders():
+            return None
+        coming = Coming(tenant, lease, outbox_id, lead_ref)
+        self._coming.put(coming)
+        self._board.call(OWNERS)
+        return coming
+
     def _free_senders(self) -> int:
-        return max(0, self._idle - self._leased.qsize())
+        return max(0, self._idle - self._leased.qsize() - self._coming.qsize())
 
     def _hand_over(
         self, tenant_id: UUID, lease: UUID, ordered: Sequence[Ordered], born: Mapping[UUID, sa.Row[Any]]

@@ -23,6 +23,7 @@ from adapters.budget import Lane
 from adapters.outcome import CrmError, Fault, Outcome
 from connector import breaker, jobs, log, oauth, work
 from connector.agents import keep_agents
+from connector.ahead import Coming, Reading
 from connector.alarms import open_alarm
 from connector.database import at_rest, is_contention, is_outage, unit
 from connector.endings import confirm, gone, refuse, stale, supersede
@@ -34,6 +35,8 @@ from routing.model import TELLING, AgentSeen, Lead
 
 # What a decider read for a sender serves for so long, in seconds: longer only if no sender was free after all.
 _FRESH = 1.0
+# What was read of the tenant's switches counts as how they stand for so long: no longer than a call takes to arrive.
+_JUST_NOW = 0.1
 # Several CRMs accept an inactive owner with 200: an agent not read for this long is read again before the write.
 _AGENT_FRESH = timedelta(seconds=60)
 # Real tries at the outside world before a human looks. With the backoff below that is about half an hour.
@@ -70,6 +73,7 @@ class Sender:
         self._empty_writes = 0
         self._probe = breaker.Probe(runtime.engine)
         self._pauses = 0
+        self._ahead: Reading | None = None
 
     def run(self, tenant_id: UUID, kinds: Sequence[str]) -> int:
         """Claim one due row of these kinds and send it; how many there were. Outages of the database raise."""
@@ -82,7 +86,8 @@ class Sender:
                     return 0
                 claimed = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
                 rows = fly(conn, [jobs.look(tenant_id, lease, outbox_id) for outbox_id in claimed])
-            return sum(self._send(tenant_id, lease, row) for (row,) in filter(None, rows))
+            read_at = time.monotonic()
+            return sum(self._send(tenant_id, lease, row, read_at) for (row,) in filter(None, rows))
 
     def send_leased(
         self, tenant_id: UUID, lease: UUID, outbox_id: UUID, row: sa.Row[Any] | None = None, read_at: float = 0.0
@@ -91,22 +96,50 @@ class Sender:
 
         `row` is what :func:`jobs.look` gave at `read_at` (monotonic seconds), if that was asked already.
         """
-        with self._given_back(tenant_id, lease, outbox_id):
-            if row is None or time.monotonic() - read_at > _FRESH:
-                row = self._look(tenant_id, lease, outbox_id)
-            if row is not None and row.sending:
-                self._send(tenant_id, lease, row)
+        with (
+            self._given_back(tenant_id, lease, outbox_id),
+            self._runtime.limits.row(tenant_id, Lane.OWNERS) as now,
+        ):
+            self._send_born(tenant_id, lease, outbox_id, row, read_at, now=now)
+
+    def send_coming(self, coming: Coming) -> None:
+        """Send a row that is being committed: its lead is read meanwhile. Nothing happens if there is no commit."""
+        tenant, tenant_id = coming.tenant, coming.tenant.tenant_id
+        with (
+            self._given_back(tenant_id, coming.lease, coming.outbox_id),
+            self._runtime.limits.row(tenant_id, Lane.OWNERS) as now,
+        ):
+            try:
+                if now:
+                    self._ahead = Reading.of(coming.lead_ref, lambda: self._lead(tenant, coming.lead_ref))
+            except Exception:  # noqa: BLE001 - it comes again where the lead is read for its write, and is dealt with there
+                self._ahead = None
+            if coming.wait():
+                self._send_born(tenant_id, coming.lease, coming.outbox_id, coming.row, coming.read_at, now=now)
+
+    def _lead(self, tenant: Tenant, ref: str) -> Lead | None:
+        return tenant.adapter.fetch_leads(oauth.client(self._runtime, tenant), [ref]).get(ref)
+
+    def _send_born(
+        self, tenant_id: UUID, lease: UUID, outbox_id: UUID, row: sa.Row[Any] | None, read_at: float, *, now: bool
+    ) -> None:
+        """Send a row that was born leased, or give it back: with its CRM's calls used up (not `now`), or stopped."""
+        if now and (row is None or time.monotonic() - read_at > _FRESH):
+            row, read_at = self._look(tenant_id, lease, outbox_id), time.monotonic()
+        if now and row is not None and row.sending:
+            self._send_now(tenant_id, lease, row, read_at)
+            return
+        with unit(self._runtime.engine) as (conn, _):
+            if not now:  # due as it was, in its place among the others
+                work.release_outbox(conn, tenant_id, lease, outbox_id=outbox_id)
                 return
-            with unit(self._runtime.engine) as (conn, _):
-                # Sending was stopped in between: whoever starts it again must not wait for the lease to run out.
-                work.return_outbox(
-                    conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped"
-                )
+            # Sending was stopped in between: whoever starts it again must not wait for the lease to run out.
+            work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped")
 
     @contextmanager
     def _given_back(self, tenant_id: UUID, lease: UUID, outbox_id: UUID | None) -> Iterator[None]:
         """What the lease still holds when the database is lost meanwhile is given back once it is there again."""
-        self._sent = False
+        self._sent, self._ahead = False, None
         try:
             yield
         except SQLAlchemyError as error:
@@ -114,22 +147,22 @@ class Sender:
             self._runtime.abandoned.note(error, back)
             raise
 
-    def _send(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> bool:
+    def _send(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], read_at: float) -> bool:
         """Send a row, unless what its CRM lets us call is used up: then it is given back, and False."""
         with self._runtime.limits.row(tenant_id, _LANES.get(row.kind, Lane.OWNERS)) as now:
             if now:
-                self._send_now(tenant_id, lease, row)
+                self._send_now(tenant_id, lease, row, read_at)
                 return True
         with unit(self._runtime.engine) as (conn, _):  # due as it was, in its place among the others
             work.release_outbox(conn, tenant_id, lease, outbox_id=row.outbox_id)
         return False
 
-    def _send_now(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any]) -> None:
+    def _send_now(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], read_at: float) -> None:
         tenant: Tenant | None = None
         self._sent, self._empty_writes = bool(row.sent), row.empty_writes
         try:
             tenant = jobs.tenant_of(row)
-            job = jobs.job_of(self._runtime, lease, row)
+            job = jobs.job_of(self._runtime, lease, row, read_at)
             self._pauses = job.breaker_failures
             if wait := self._probe.admitted(tenant_id, lease, job.wait, _lane(row)):
                 self._return(tenant_id, lease, row, after=wait, counts=False, reason="crm_paused")
@@ -226,7 +259,10 @@ class Sender:
 
     def _too_late(self, job: Job) -> bool:
         """Whether the write must not start any more: while the CRM was read, the lease ran down, or sending stopped."""
-        return time.monotonic() > job.deadline or not self._probe.may_send(job.tenant.tenant_id)
+        now = time.monotonic()
+        if now - job.read_at < _JUST_NOW and self._probe.mine is None:
+            return False
+        return now > job.deadline or not self._probe.may_send(job.tenant.tenant_id)
 
     def _may_write(self, job: Job, lead: Lead) -> bool:
         if job.definition.covers(lead):
@@ -234,6 +270,9 @@ class Sender:
         return job.expects_ref is not None and lead.owner_ref == job.expects_ref
 
     def _read(self, job: Job) -> Lead | None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.serves(job.lead_ref):
+            return ahead.result()
         return job.adapter.fetch_leads(job.client, [job.lead_ref]).get(job.lead_ref)
 
     def _agent_active(self, job: Job) -> bool:
@@ -321,7 +360,7 @@ class Sender:
                 self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
             return
         if outcome is Outcome.GONE:
-            job = jobs.job_of(self._runtime, lease, row)
+            job = jobs.job_of(self._runtime, lease, row, time.monotonic())
             if row.kind in TELLING:
                 stale(self._runtime, job, "gone")
             else:

@@ -134,6 +134,22 @@ class Question(Generic[P, T]):
         return answer  # type: ignore[no-any-return]
 
 
+class Aside(Generic[T]):
+    """A question that goes along in the flight of something else; ``answer`` stays None where one flight is too few."""
+
+    def __init__(self, asking: Asking[T]) -> None:
+        self._asking = asking
+        self.asks = next(asking)
+        self.answer: T | None = None
+
+    def heard(self, rows: Sequence[Rows]) -> None:
+        """What came back for ``asks``."""
+        try:
+            self._asking.send(rows)
+        except StopIteration as end:
+            self.answer = end.value
+
+
 def question(asks: Callable[P, Asking[T]]) -> Question[P, T]:
     """Decorator for a generator that yields lists of :class:`Ask`, is sent their :class:`Rows`, and returns a value."""
     return Question(asks)
