@@ -12,6 +12,7 @@ from uuid import UUID
 import psycopg
 import sqlalchemy as sa
 import sqlalchemy.event
+from psycopg.pq import TransactionStatus
 from sqlalchemy.exc import DBAPIError
 from uuid_utils.compat import uuid7
 
@@ -82,9 +83,17 @@ def make_engine(url: str, *, pooled: bool = False, pool_size: int = 10, pool_tim
         # The driver opens no transactions by itself, so that a single statement costs one round trip and no switching
         # back and forth; `_begin` opens them for everybody who does not ask for :func:`at_once` or :func:`at_rest`.
         isolation_level="AUTOCOMMIT",
+        pool_reset_on_return=None,  # see `_reset`
     )
     sa.event.listen(engine, "begin", _begin)
+    sa.event.listen(engine, "reset", _reset)
     return engine.execution_options(turnlock_pooled=pooled)
+
+
+def _reset(driver: Any, _: Any, state: Any) -> None:
+    """Roll back what a connection that goes back to the pool has left open: hardly ever anything, so look first."""
+    if not state.terminate_only and driver.pgconn.transaction_status != TransactionStatus.IDLE:
+        driver.rollback()
 
 
 def _begin(conn: sa.Connection) -> None:

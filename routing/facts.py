@@ -55,7 +55,7 @@ def lead_to_json(lead: Lead) -> dict[str, Any]:
     out = {}
     for name in _NAMES:
         value = getattr(lead, name)
-        if value is None or value in ((), False) or (name == "custom" and not value):
+        if not value and value != "":
             continue
         out[name] = _out(value)
     return out

@@ -395,7 +395,18 @@ def _quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _array(values: Sequence[object]) -> str:
+def _array(values: Sequence[Any]) -> str:
+    """The elements of an array; those of one type, as most are, by few steps that are C's."""
+    kinds = set(map(type, values))
+    if kinds == {UUID}:
+        return "{" + ",".join([f"{value.int:032x}" for value in values]) + "}"
+    if kinds == {int}:
+        return "{" + ",".join(map(str, values)) + "}"
+    if kinds == {str}:
+        together = "\0".join(values)
+        if together.count("\0") == len(values) - 1:  # one that holds it is told of with all others
+            quoted = together.replace("\\", "\\\\").replace('"', '\\"')
+            return '{"' + quoted.replace("\0", '","') + '"}'
     return "{" + ",".join([_ELEMENTS.get(type(value), _other_element)(value) for value in values]) + "}"
 
 

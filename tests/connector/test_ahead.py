@@ -71,7 +71,7 @@ def test_what_was_read_too_long_before_the_commit_is_read_again(calm: Rig, monke
 def test_without_a_commit_nothing_is_written_and_the_lead_is_decided_once(patient: Rig) -> None:
     with commit_held(patient) as held:
         ref = patient.create()
-        until(lambda: calls(patient) == ["GET", "GET"])
+        until(lambda: calls(patient) == ["GET", "GET"] and waiting_for_locks(patient) == 1)
         ended = held.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND wait_event_type = 'Lock'"
