@@ -17,7 +17,7 @@ import hmac
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
@@ -61,11 +61,6 @@ if TYPE_CHECKING:
 # peopleUpdated tells of stages and tags too, so their own events would only double the calls.
 _TOPICS = ("peopleCreated", "peopleUpdated", "peopleDeleted", "eventsCreated")
 _HEX = re.compile(r"[0-9a-f]{64}")
-_ROW_FIELDS = "id,created,assignedUserId,assignedPondId"
-# The zone of createdAfter is not documented. A day of margin covers every zone; the own comparison is exact.
-_ZONE_MARGIN = timedelta(days=1)
-_LAG = timedelta(seconds=120)  # in which the CRM's own lead flow may still be choosing somebody
-_UNCLAIMED = "/people/unclaimed"
 
 
 class FollowUpBoss(Adapter):
@@ -85,6 +80,7 @@ class FollowUpBoss(Adapter):
             Capability.TASKS,
             Capability.AGENT_PAUSE,
             Capability.SWEEP,
+            Capability.SWEEP_CHANGES,
             Capability.TEAMS,
             Capability.TEST_LEAD,
         }
@@ -245,28 +241,13 @@ class FollowUpBoss(Adapter):
 
         Rows younger than the parameter ``sweep_min_age`` (seconds, default 120) are left to the next sweep.
         """
-        newest = client.now() - payload.seconds(client.credentials.parameters.get("sweep_min_age"), _LAG)
-        after = (since.astimezone(UTC) - _ZONE_MARGIN).strftime("%Y-%m-%d %H:%M:%S")
-        base = {"sort": "-created", "createdAfter": after, "fields": _ROW_FIELDS}
-        listings = [("/people", base)]
-        # The filter by pond is reported unreliable, so it only adds to the plain list and its rows are checked too.
-        listings += [("/people", base | {"assignedPondId": pond}) for pond in sorted(definition.pond_refs)]
-        if definition.include_unclaimed:
-            listings.append((_UNCLAIMED, {"fields": _ROW_FIELDS}))
-        seen: set[str] = set()
-        for path, params in listings:
-            for rows in api.pages(client, path, params, reading.lead_of):
-                dated = [(lead, lead.created_at or since) for lead in rows]
-                found = [
-                    lead.ref
-                    for lead, created in dated
-                    if since <= created <= newest and (path == _UNCLAIMED or definition.covers(lead))
-                ]
-                if fresh := [ref for ref in dict.fromkeys(found) if ref not in seen]:
-                    seen.update(fresh)
-                    yield fresh
-                if path != _UNCLAIMED and any(created < since for _, created in dated):
-                    break  # sorted: all further rows are older, should the server have ignored createdAfter
+        return api.sweep(client, "created", since, definition)
+
+    def changed_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """In the same way by the time of the last change: one call as a rule, for the last changed come first."""
+        return api.sweep(client, "updated", since, definition)
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """One hook per topic, https only. At most two per event and system may stand on an account."""

@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,10 +53,7 @@ _WINDOW = 300  # seconds; the vendor's. Ours may be ahead or behind by as much
 _POLICIES: Mapping[str, float] = MappingProxyType({"SECONDLY": 1.0, "TEN_SECONDLY_ROLLING": 10.0, "DAILY": 3600.0})
 _LOCKED = 2.0  # seconds, at least, before a record that is locked by bulk traffic is asked for again
 _MOVING = 477  # the account moves to another data centre
-_CONTACTS = "/crm/v3/objects/contacts"
-_SEARCH_PAGE = 200
 _NOTE_TO_CONTACT, _TASK_TO_CONTACT = 202, 204
-_LAG = timedelta(seconds=120)  # in which search may not show a contact, or show it with an old owner
 
 
 class HubSpot(Adapter):
@@ -75,6 +72,7 @@ class HubSpot(Adapter):
             Capability.NOTES,
             Capability.TASKS,
             Capability.SWEEP,
+            Capability.SWEEP_CHANGES,
             Capability.TEAMS,
             Capability.TEST_LEAD,
             Capability.APP_HOOKS,
@@ -158,7 +156,7 @@ class HubSpot(Adapter):
         wanted = list(dict.fromkeys([*reading.PROPERTIES, *reading.further(said)]))
         for start in range(0, len(refs), reading.PAGE):
             batch = refs[start : start + reading.PAGE]
-            for row in reading.batch(client, _CONTACTS, batch, wanted):
+            for row in reading.batch(client, reading.LEADS, batch, wanted):
                 lead = reading.lead_of(row, said)
                 if lead.ref in batch:  # asked for by an id from before a merge, the contact may come under its new one
                     found[lead.ref] = lead
@@ -166,7 +164,8 @@ class HubSpot(Adapter):
 
     def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
         """``PATCH /crm/v3/objects/contacts/{id}``. The answer shows only some properties, so the owner is read."""
-        client.patch(f"{_CONTACTS}/{payload.ref(lead.ref)}", json={"properties": {"hubspot_owner_id": agent_ref}})
+        owner = {"properties": {"hubspot_owner_id": agent_ref}}
+        client.patch(f"{reading.LEADS}/{payload.ref(lead.ref)}", json=owner)
         return OwnerWrite()
 
     def find_note(self, client: Client, ref: str, marker: str) -> bool:
@@ -198,13 +197,14 @@ class HubSpot(Adapter):
     def add_test_lead(self, client: Client, name: str, email: str) -> str:
         """``POST /crm/v3/objects/contacts``."""
         first, _, last = name.partition(" ")
-        answer = client.post(_CONTACTS, json={"properties": {"firstname": first, "lastname": last, "email": email}})
+        made = {"firstname": first, "lastname": last, "email": email}
+        answer = client.post(reading.LEADS, json={"properties": made})
         with answer.reading(write=True):
             return reading.record_id(Fields(answer.data, strict=False), "id")
 
     def remove_test_lead(self, client: Client, ref: str) -> None:
         """``DELETE``: into the recycle bin, from which HubSpot removes it after 90 days."""
-        unless_gone(lambda: client.delete(f"{_CONTACTS}/{payload.ref(ref)}"))
+        unless_gone(lambda: client.delete(f"{reading.LEADS}/{payload.ref(ref)}"))
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Owners, and those archived: deactivated users, whose names are blank."""
@@ -233,38 +233,14 @@ class HubSpot(Adapter):
     def unassigned_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
-        """Search by ascending id, each page from the last id on: no page is missed when rows leave a list of matches,
-        and the limit of 10,000 rows per query is never met.
+        """Contacts younger than the parameter ``sweep_min_age`` (seconds, default 120) are left to the next sweep."""
+        return reading.sweep(client, "createdate", since, definition)
 
-        Contacts younger than the parameter ``sweep_min_age`` (seconds, default 120) are left to the next sweep.
-        """
-        said = client.credentials.parameters
-        newest = client.now() - payload.seconds(said.get("sweep_min_age"), _LAG)
-        groups: list[list[dict[str, Any]]] = [[{"propertyName": "hubspot_owner_id", "operator": "NOT_HAS_PROPERTY"}]]
-        users = sorted(definition.user_refs)
-        if users:
-            groups.append([{"propertyName": "hubspot_owner_id", "operator": "IN", "values": users}])
-        created = {"propertyName": "createdate", "operator": "GTE", "value": str(int(since.timestamp() * 1000))}
-        last = "0"
-        while True:
-            after = {"propertyName": "hs_object_id", "operator": "GT", "value": last}
-            query = {
-                "filterGroups": [{"filters": [*group, created, after]} for group in groups],
-                "sorts": [{"propertyName": "hs_object_id", "direction": "ASCENDING"}],
-                "properties": ["createdate", "hubspot_owner_id"],
-                "limit": _SEARCH_PAGE,
-            }
-            answer = client.post(f"{_CONTACTS}/search", json=query, write=False)
-            with answer.reading():
-                page = reading.results(Fields(answer.data, strict=False))
-                rows = [reading.lead_of(row, said) for row in page]
-                if rows and max(int(row.ref) for row in rows) <= int(last):
-                    raise Unreadable("endless_list")
-            if found := [x.ref for x in rows if definition.covers(x) and since <= (x.created_at or since) <= newest]:
-                yield found
-            if len(rows) < _SEARCH_PAGE:
-                return
-            last = str(max(int(row.ref) for row in rows))
+    def changed_since(
+        self, client: Client, since: datetime, definition: UnassignedDefinition
+    ) -> Iterator[Sequence[str]]:
+        """In the same way by ``lastmodifieddate``, which also moves when HubSpot itself reckons a property anew."""
+        return reading.sweep(client, "lastmodifieddate", since, definition)
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """By hand: the webhooks of a private app can be set in HubSpot's pages only."""
@@ -291,7 +267,7 @@ class HubSpot(Adapter):
             yield clock(http_date(answer.headers.get("Date")), client.now())
 
         def contacts() -> Iterator[Finding]:
-            answer = client.get(_CONTACTS, params={"limit": "1", "properties": "hubspot_owner_id"})
+            answer = client.get(reading.LEADS, params={"limit": "1", "properties": "hubspot_owner_id"})
             with answer.reading():
                 reading.results(Fields(answer.data, strict=False))
             yield Finding("contacts", True, "readable")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ from adapters import payload
 from adapters.base import Event, EventKind, Team, Unreadable, WebhookRequest
 from adapters.budget import Bucket, Left, left_by
 from adapters.payload import Fields
-from adapters.upkeep import Next, pages, unless_gone
-from routing.model import AgentSeen, Lead
+from adapters.upkeep import Next, pages, unassigned, unless_gone
+from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
     from adapters.client import Client
@@ -37,8 +37,11 @@ BUCKETS = (
     Bucket("burst", 110, 10.0, owner=4, note=1),
 )
 _SAID = "X-HubSpot-RateLimit-"
+LEADS = "/crm/v3/objects/contacts"
 OWNERS = "/crm/v3/owners"
 PAGE = 100
+_SEARCH_PAGE = 200
+_LAG = timedelta(seconds=120)  # in which search may not show a contact, or show it with an old owner
 _TYPE = "0-1"  # the objectTypeId of contacts, in subscriptions that are not made for one type of object
 
 # The escapes that are decoded before hashing, and no others (validating-requests, version 3).
@@ -256,3 +259,41 @@ def put_on(ref: str, association: int, properties: Mapping[str, str]) -> dict[st
     """The body that makes an object of these properties on a contact."""
     types = [{"associationCategory": "HUBSPOT_DEFINED", "associationTypeId": association}]
     return {"properties": properties, "associations": [{"to": {"id": payload.ref(ref)}, "types": types}]}
+
+
+def sweep(client: Client, by: str, since: datetime, definition: UnassignedDefinition) -> Iterator[list[str]]:
+    """Pages of refs of contacts that look unassigned and whose ``createdate`` or ``lastmodifieddate`` (`by`) is not
+    before `since`.
+
+    By search in the order of ids, each page from the last id on. An id does not change, so no contact is missed when
+    rows leave a list of matches or change again while it is read; and the limit of 10,000 rows per search is never met.
+    """
+    said = client.credentials.parameters
+    newest = client.now() - payload.seconds(said.get("sweep_min_age"), _LAG)
+    groups: list[list[dict[str, Any]]] = [[{"propertyName": "hubspot_owner_id", "operator": "NOT_HAS_PROPERTY"}]]
+    if users := sorted(definition.user_refs):
+        groups.append([{"propertyName": "hubspot_owner_id", "operator": "IN", "values": users}])
+    timed = {"propertyName": by, "operator": "GTE", "value": str(int(since.timestamp() * 1000))}
+
+    def found() -> Iterator[list[Lead]]:
+        last = 0
+        while True:
+            after = {"propertyName": "hs_object_id", "operator": "GT", "value": str(last)}
+            query = {
+                "filterGroups": [{"filters": [*group, timed, after]} for group in groups],
+                "sorts": [{"propertyName": "hs_object_id", "direction": "ASCENDING"}],
+                "properties": [by, "hubspot_owner_id"],
+                "limit": _SEARCH_PAGE,
+            }
+            answer = client.post(f"{LEADS}/search", json=query, write=False)
+            with answer.reading():
+                rows = [lead_of(row, said) for row in results(Fields(answer.data, strict=False))]
+                highest = max((int(row.ref) for row in rows), default=last)
+                if rows and highest <= last:
+                    raise Unreadable("endless_list")
+            yield rows
+            if len(rows) < _SEARCH_PAGE:
+                return
+            last = highest
+
+    return unassigned(found(), definition, since=since, until=newest, changed=by == "lastmodifieddate")

@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qsl
 
-from connector.sandbox.state import Lead
+from connector.sandbox.state import Lead, utc_now
 
 
 class ApiError(Exception):
@@ -27,8 +28,8 @@ class View:
     """What the CRM pretends during one request. The defaults pretend nothing.
 
     ``hide_younger``: leads younger than so many seconds are not readable. ``stale``: owners are shown as they were so
-    many seconds ago. ``lost_owner``: an owner write answers success and leaves the owner ``"empty"`` or
-    ``"unchanged"``.
+    many seconds ago; HubSpot's face shows the times of changes so, too. ``lost_owner``: an owner write answers success
+    and leaves the owner ``"empty"`` or ``"unchanged"``.
     """
 
     hide_younger: float = 0.0
@@ -49,6 +50,13 @@ class View:
                 shown = (owner, pond)
             return shown
         return lead.owner, lead.pond
+
+    def changed(self, lead: Lead, mono: float) -> datetime:
+        """The last change of `lead` as this request sees it."""
+        if not self.stale:
+            return lead.updated
+        known = max((at for at, *_ in lead.history if at <= mono - self.stale), default=lead.born)
+        return min(lead.updated, utc_now() - timedelta(seconds=mono - known))
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ twice        done twice, answered once.
 hold         ``apply`` (True): the answer waits until it is released; with False the call itself waits.
 -----------  ---------------------------------------------------------------------------------------------
 unreadable   ``seconds``: leads younger than that are absent.
-stale        ``seconds``: owners are shown as they were so long ago.
+stale        ``seconds``: owners (HubSpot: and the times of changes) are shown as they were so long ago.
 lost_owner   ``owner`` (``empty`` or ``unchanged``): an owner write answers success and does not set the owner.
 flip         ``seconds``, ``owner``: so long after a write the CRM itself gives the lead to that agent (None: nobody).
 ===========  =============================================================================================

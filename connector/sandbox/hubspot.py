@@ -19,6 +19,7 @@ from html import unescape
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from connector.sandbox import hubspot_search
 from connector.sandbox.deliver import Delivery
 from connector.sandbox.exchange import Answer, ApiError, Request, Routes
 from connector.sandbox.limits import Windows
@@ -35,7 +36,6 @@ TOPICS = {
 _PROPERTIES = {"owner": "hubspot_owner_id", "stage": "lifecyclestage"}
 RETRIES = (60, 300, 900, 1800, 3600, 7200, 10800, 14400, 21600, 21600)  # up to 10 times in 24 hours, spread at random
 BATCH = 100
-SEARCH_PAGE = 200
 _WINDOW = 1.0  # seconds, of the limit on searches
 _SEARCHES = 5
 
@@ -276,7 +276,8 @@ class HubSpot:
             "hs_merged_object_ids": ";".join(map(str, lead.former)) or None,
             **{name: str(value) for name, value in lead.custom.items()},
         }
-        always = {"createdate": _stamp(lead.created), "lastmodifieddate": _stamp(lead.updated), "hs_object_id": lead.id}
+        changed = request.view.changed(lead, time.monotonic())
+        always = {"createdate": _stamp(lead.created), "lastmodifieddate": _stamp(changed), "hs_object_id": lead.id}
         wanted = {name: values[name] for name in names if name in values}  # unknown names are silently left out
         properties = wanted | {name: str(value) for name, value in always.items()}
         return {
@@ -320,14 +321,9 @@ class HubSpot:
 
     def _search(self, request: Request, match: re.Match[str]) -> Answer:
         body, mono = request.json(400), time.monotonic()
-        groups, limit = body.get("filterGroups") or [], int(body.get("limit") or 10)
-        if limit > SEARCH_PAGE or len(groups) > 5 or len(request.body) > 3000:
-            raise ApiError(400, "The search is too large.")
-        names = ["hubspot_owner_id", *body.get("properties", ())]
+        names = hubspot_search.needed(body)
         shown = [self._shown(request, x, names) for x in self._state.leads.values() if request.view.sees(x, mono)]
-        fitting = [row for row in shown if any(all(_fits(row, f) for f in g["filters"]) for g in groups)]
-        fitting.sort(key=lambda row: int(row["id"]))
-        return Answer(200, {"total": len(fitting), "results": fitting[:limit]})
+        return hubspot_search.search(request, body, shown)
 
     def _change(self, request: Request, match: re.Match[str]) -> Answer:
         state, lead = self._state, self._lead(request, match[1])
@@ -427,20 +423,6 @@ class HubSpot:
         teams = [{"id": str(p["id"]), "name": p["name"], "primary": True} for p in self._state.ponds.values()]
         shared = [t for t, p in zip(teams, self._state.ponds.values(), strict=True) if agent.id in p["agents"]]
         return body | ({"teams": shared} if agent.active and shared else {})
-
-
-def _fits(row: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
-    """Whether a contact, as search shows it, meets one filter."""
-    value, operator = row["properties"].get(rule["propertyName"]), rule["operator"]
-    if operator == "NOT_HAS_PROPERTY":
-        return value in (None, "")
-    if operator == "IN":
-        return bool(value in rule["values"])
-    if rule["propertyName"] == "createdate":
-        value = str(int(datetime.fromisoformat(str(value)).timestamp() * 1000))
-    if operator not in ("GT", "GTE"):
-        raise ApiError(400, "operator is not known.")
-    return bool(int(value or 0) >= int(rule["value"]) + (operator == "GT"))
 
 
 def _stamp(moment: datetime) -> str:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from adapters.base import Credentials
@@ -38,6 +38,7 @@ class FakeFollowUpBoss(Fake):
         return {
             "id": int(row.ref),
             "created": row.created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "updated": (row.changed or row.created).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "assignedUserId": int(row.owner) if row.owner else None,
             "assignedPondId": int(row.pond) if row.pond else None,
             "name": "canary-person",
@@ -64,13 +65,16 @@ class FakeFollowUpBoss(Fake):
             return Reply(201, self._person(self.leads[new]))
         if asked.method == "DELETE":
             return Reply(body={}) if self.leads.pop(ref, None) else Reply(404, {"errorMessage": "not found"})
-        rows = sorted(self.leads.values(), key=lambda r: r.created, reverse=True)
+        by = asked.query.get("sort", "-created")
+        rows = sorted(self.leads.values(), key=lambda r: (r.changed if by == "-updated" else None) or r.created)[::-1]
         if wanted := asked.query.get("id"):
             assert asked.query["fields"] == "allFields"
             assert len(wanted.split(",")) <= 100
             rows = [r for r in rows if r.ref in wanted.split(",")]
         else:
-            assert asked.query["sort"] == "-created"
+            assert by in ("-created", "-updated")
+            after = datetime.fromisoformat(asked.query[f"{by[1:]}After"]).replace(tzinfo=UTC)
+            rows = [r for r in rows if (r.changed if by == "-updated" and r.changed else r.created) >= after]
         if asked.query.get("includeUnclaimed") != "true":
             rows = [r for r in rows if r.ref not in self.unclaimed]
         return self._list(asked, "people", [self._person(r) for r in rows])

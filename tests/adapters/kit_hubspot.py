@@ -78,6 +78,7 @@ class FakeHubSpot(Fake):
     def _contact(self, row: LeadRow) -> dict[str, Any]:
         stamp = row.created.isoformat().replace("+00:00", "Z")
         values = {"createdate": stamp, "hubspot_owner_id": row.owner, "email": "canary@example.com"}
+        values["lastmodifieddate"] = (row.changed or row.created).isoformat().replace("+00:00", "Z")
         return {"id": row.ref, "properties": values | {"firstname": "canary-person"}, "createdAt": stamp}
 
     def _contacts(self, asked: Received, rest: str) -> Reply:
@@ -119,7 +120,8 @@ class FakeHubSpot(Fake):
                 return row.owner is None
             if operator == "IN":
                 return row.owner in rule["values"]
-            shown = int(row.ref) if name == "hs_object_id" else row.created.timestamp() * 1000
+            times = {"createdate": row.created, "lastmodifieddate": row.changed or row.created}
+            shown = int(row.ref) if name == "hs_object_id" else times[name].timestamp() * 1000
             return shown > int(rule["value"]) if operator == "GT" else shown >= int(rule["value"])
 
         rows = [

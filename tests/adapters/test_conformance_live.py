@@ -375,6 +375,12 @@ def _takes_up_everything(monkeypatch: pytest.MonkeyPatch, crm: str) -> None:
     monkeypatch.setattr("connector.chores._once_owned", lambda conn, tenant_id, refs: refs)
 
 
+def _sweeps_by_creation(monkeypatch: pytest.MonkeyPatch, crm: str) -> None:
+    """A sweep of changes that lists new leads only."""
+    of = type(registry.adapter(crm))
+    monkeypatch.setattr(of, "changed_since", of.unassigned_since)
+
+
 def _writes_blindly(monkeypatch: pytest.MonkeyPatch, crm: str) -> None:
     """A sender that never finds its own write and repeats it."""
     twice = writeback.Sender._owner
@@ -407,6 +413,7 @@ def _takes_echoes_for_news(monkeypatch: pytest.MonkeyPatch, crm: str) -> None:
         ("generic", "one_delivery_from_eight_threads_is_one_assignment_and_one_write", _writes_blindly),
         ("followupboss", "an_own_echo_routes_nothing", _takes_echoes_for_news),
         ("odoo", "an_owner_cleared_while_nobody_listened_is_found_by_the_sweep", _takes_up_everything),
+        ("hubspot", "an_owner_cleared_while_nobody_listened_is_found_by_the_sweep", _sweeps_by_creation),
     ],
 )
 def test_the_checks_notice_what_is_broken(

@@ -362,6 +362,29 @@ def test_the_sweep_stops_at_the_first_older_row(mock: responses.RequestsMock) ->
     }
 
 
+def test_changes_are_asked_for_with_the_last_changed_first(mock: responses.RequestsMock) -> None:
+    def changed(ref: int, minutes: float) -> dict[str, Any]:
+        return row(ref, 99_999, updated=(NOW - dt.timedelta(minutes=minutes)).isoformat())
+
+    def found(talk: Talk) -> list[str]:
+        return [ref for page in FUB.changed_since(talk.client, SINCE, UnassignedDefinition()) for ref in page]
+
+    talk = Talk(lambda *_: people(changed(9, 1), changed(2, 10), changed(7, 119), changed(3, 121), next="more"), mock)
+    assert found(talk) == ["2", "7"]  # the youngest is left to its webhook, and the page beyond is not asked for
+    assert [query for *_, query in talk.calls] == [
+        {
+            "limit": "100",
+            "sort": "-updated",
+            "updatedAfter": "2026-04-05 07:20:00",
+            "fields": "id,updated,assignedUserId,assignedPondId",
+        }
+    ]
+    mock.reset()
+    pages = {"": people(changed(9, 9000), changed(8, 10), next="t"), "t": people(changed(7, 9000), changed(6, 20))}
+    talk = Talk(lambda _, __, query: pages[query.get("next", "")], mock)  # a server that lists them by their ids
+    assert found(talk) == ["8", "6"]
+
+
 def test_a_row_without_a_time_is_looked_at(mock: responses.RequestsMock) -> None:
     assert swept(Talk(lambda *_: people({"id": 1}), mock)) == ["1"]
 

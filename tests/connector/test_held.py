@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from adapters import registry
 from connector import flags
 from connector.alarms import open_alarm
 from connector.database import unit
@@ -320,6 +321,37 @@ def test_a_sweep_finds_an_owner_that_was_cleared_unseen(rig: Rig) -> None:
     rig.settle_owners()
     assert rig.assignments(ref) == [(ANA, "released"), (BEN, "active")]
     rig.audit()
+
+
+@pytest.mark.parametrize("by_creation", [False, True], ids=["by change", "by creation only, which finds nothing"])
+@pytest.mark.parametrize("crm", ["followupboss", "hubspot"])
+def test_an_old_lead_whose_owner_was_cleared_while_turnlock_was_down_is_assigned_again(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, crm: str, by_creation: bool
+) -> None:
+    if by_creation:
+        monkeypatch.setattr(type(registry.adapter(crm)), "changed_since", lambda *_: iter(()))
+    rig = make_rig(crm)
+    rig.first_round()
+    months_ago = datetime.now(UTC) - timedelta(days=90)
+    ref = rig.create(created=months_ago)
+    assert rig.wait_owner(ref) == ANA
+    rig.settle_owners()
+    rig.sandbox.webhook_faults(drop=1.0)
+    rig.stop_worker()
+    rig.sandbox.clear_owner(int(ref))
+    never_known = rig.create(created=months_ago)
+    with rig.sandbox.crm.state.lock:  # it was down for ten minutes, longer than the sweep leaves to the webhooks
+        for lead in rig.sandbox.crm.state.leads.values():
+            lead.updated -= timedelta(minutes=10)
+    rig.restart()
+    rig.run_chore("sweep")
+    rig.settle_owners()
+    assert rig.owner(ref) == (None if by_creation else BEN)
+    assert rig.owner(never_known) is None
+    if not by_creation:
+        assert rig.decisions(ref) == [("new", "assigned", ANA), ("released", "assigned", BEN)]
+        assert rig.alarms() == {"webhooks_missing"}
+        rig.audit()
 
 
 # -- agents ------------------------------------------------------------------------------------------------
