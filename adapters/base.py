@@ -303,8 +303,11 @@ class Adapter(ABC):
         """Give the agent something to do about the lead until `due`. Callers look with :meth:`find_task` first."""
         raise NotImplementedError(f"{self.name} lacks {Capability.TASKS}")
 
-    def add_test_lead(self, client: Client, name: str, email: str) -> str:
-        """Make a lead that nobody has, to try the whole way with; its ref."""
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
+        """Make a lead that nobody has (by `definition`, in a CRM where each has an owner), to try the whole way with.
+
+        Returns its ref.
+        """
         raise NotImplementedError(f"{self.name} lacks {Capability.TEST_LEAD}")
 
     def remove_test_lead(self, client: Client, ref: str) -> None:

@@ -194,7 +194,7 @@ class FollowUpBoss(Adapter):
         until = due.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         client.post("/tasks", json=task | {"dueDateTime": until, "remindSecondsBefore": 0})
 
-    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
         """``POST /people``: makes a person and starts neither lead flow nor automations."""
         first, _, last = name.partition(" ")
         made = {"firstName": first, "lastName": last, "emails": [{"value": email, "type": "home"}]}

@@ -194,7 +194,7 @@ class HubSpot(Adapter):
         }
         client.post("/crm/v3/objects/tasks", json=reading.put_on(ref, _TASK_TO_CONTACT, task))
 
-    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
         """``POST /crm/v3/objects/contacts``."""
         first, _, last = name.partition(" ")
         made = {"firstname": first, "lastname": last, "email": email}

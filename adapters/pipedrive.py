@@ -166,7 +166,7 @@ class Pipedrive(Adapter):
         thing = api.thing(client)
         client.post(_NOTES, json={"content": shown, thing.note_key: thing.note_ref(payload.ref(ref))})
 
-    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
         """A person, and a lead or deal of theirs, owned by whoever stands for nobody."""
         thing, owner = api.thing(client), int(min(api.nobody(client), key=int))
         person = {"name": name, "owner_id": owner, "emails": [{"value": email, "primary": True, "label": "work"}]}

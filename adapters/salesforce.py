@@ -65,6 +65,7 @@ class Salesforce(Adapter):
             Capability.SWEEP,
             Capability.SWEEP_CHANGES,
             Capability.TEAMS,
+            Capability.TEST_LEAD,
         }
     )
     default_base_url = None
@@ -175,6 +176,14 @@ class Salesforce(Adapter):
         if owners and owners[0]:
             task["OwnerId"] = owners[0]
         client.post(f"{api.base(client)}/sobjects/Task", json=task)
+
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
+        """``POST .../sobjects/Lead``, owned by a queue or user that stands for nobody; no assignment rule runs."""
+        return api.add_lead(client, name, email, definition, _WRITES)
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """``DELETE``: into the recycle bin, with the task that says why."""
+        api.remove_lead(client, ref)
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Users with a full licence, inactive ones too."""

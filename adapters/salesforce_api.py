@@ -145,6 +145,29 @@ def sweep(client: Client, column: str, since: datetime, definition: UnassignedDe
     return upkeep.unassigned(found, definition, since=since, changed=column != "CreatedDate")
 
 
+def add_lead(
+    client: Client, name: str, email: str, definition: UnassignedDefinition, headers: Mapping[str, str]
+) -> str:
+    """Make a lead of an invented person whom nobody has; its id."""
+    holders = sorted(definition.pond_refs) or sorted(definition.user_refs)
+    if not holders and client.credentials.parameters.get("all_queues") == "yes":
+        holders = sorted(queues(client))
+    if not holders:
+        raise CrmError(Outcome.REFUSED, text=reading.NOBODY, call="POST Lead")
+    first, _, last = name.partition(" ")
+    lead = {"FirstName": first, "LastName": last, "Company": name, "Email": email, "OwnerId": holders[0]}
+    with reading.in_words("POST Lead", reading.NOT_MADE):
+        answer = client.post(f"{base(client)}/sobjects/Lead", json=lead, headers=headers)
+    with answer.reading(write=True):
+        return ref_of(Fields(answer.data, strict=False), "id")
+
+
+def remove_lead(client: Client, ref: str) -> None:
+    """Delete a lead; one that is gone is no error."""
+    with reading.in_words("DELETE Lead", reading.NOT_REMOVED):
+        upkeep.unless_gone(lambda: client.delete(f"{base(client)}/sobjects/Lead/{payload.ref(ref)}"))
+
+
 # -- queues and groups -------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from email.utils import format_datetime
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from defusedxml.ElementTree import fromstring
 
 from adapters import payload
 from adapters.base import Event, EventKind, Unreadable
-from adapters.outcome import Outcome
+from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead
 
@@ -347,6 +348,34 @@ STATUSES: Mapping[int, tuple[Outcome, str]] = MappingProxyType(
 UNKNOWN_VERSION = (Outcome.FORBIDDEN, _RETIRED)
 #: Where a query was refused for a field without which there is no lead.
 UNREADABLE_LEADS = (Outcome.FORBIDDEN, _READS)
+
+# Of a lead that Turnlock makes to try the way: the table below speaks of owners.
+NOBODY = (
+    "A lead in Salesforce always has an owner. Name the queue or user that holds unassigned leads under `unassigned` "
+    "in the configuration."
+)
+NOT_MADE = (
+    "Salesforce refuses the test lead, which has a name, a company, an email address and an owner that stands for "
+    "nobody. Give the connected user create on leads, and let it pass required fields, validation and duplicate rules; "
+    "or make a lead in that queue by hand."
+)
+NOT_REMOVED = (
+    "Salesforce lets the connected user delete no lead of somebody else's. Delete it by hand, or give that user delete "
+    "and Modify All on leads."
+)
+
+
+@contextmanager
+def in_words(call: str, text: str) -> Iterator[None]:
+    """Say it with this text where a rule of the account or a right to its leads stands against `call`."""
+    try:
+        yield
+    except CrmError as error:
+        against = error.outcome in (Outcome.REFUSED, Outcome.FORBIDDEN, Outcome.AGENT_REFUSED)
+        if not against or error.text in (_NO_API, _RETIRED):
+            raise
+        raise CrmError(error.outcome, status=error.status, text=text, call=call) from None
+
 
 _DAY_IS_USED_UP = 900.0  # seconds; the limit is one of 24 rolling hours and lets calls through again bit by bit
 _TOO_MANY_AT_ONCE = 5.0

@@ -16,11 +16,13 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from adapters.base import Capability
+from adapters.outcome import CrmError
 from connector import oauth
 from connector.database import at_rest
 from connector.errors import TurnlockError
 from connector.runtime import Runtime, Tenant
 from connector.tables import deliveries, events
+from routing import store
 from routing import tables as t
 from routing.model import Lead
 
@@ -59,6 +61,7 @@ class Way:
     owned: float | None = None
     noted: float | None = None
     removed: bool = False
+    stays_because: str | None = None  # the CRM's refusal to remove it, in words for the admin
 
     @property
     def whole(self) -> bool:
@@ -78,8 +81,10 @@ def send(runtime: Runtime, tenant: Tenant, agent_id: UUID, *, patience: float, k
     client = oauth.client(runtime, tenant)
     with at_rest(runtime.engine) as conn:
         now = conn.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+        nobody = store.tenant_row(conn, tenant.tenant_id).unassigned
     began = time.monotonic()
-    ref = tenant.adapter.add_test_lead(client, "Turnlock Test", mark(runtime, tenant.tenant_id, agent_id, now))
+    email = mark(runtime, tenant.tenant_id, agent_id, now)
+    ref = tenant.adapter.add_test_lead(client, "Turnlock Test", email, nobody)
     way = Way(ref)
     try:
         notes = Capability.NOTES in tenant.adapter.capabilities
@@ -90,8 +95,11 @@ def send(runtime: Runtime, tenant: Tenant, agent_id: UUID, *, patience: float, k
             time.sleep(_LOOK)
     finally:
         if not keep:
-            tenant.adapter.remove_test_lead(oauth.client(runtime, tenant), ref)
-            way.removed = True
+            try:
+                tenant.adapter.remove_test_lead(oauth.client(runtime, tenant), ref)
+                way.removed = True
+            except CrmError as error:  # how far the lead came is told all the same
+                way.stays_because = error.text
     return way
 
 

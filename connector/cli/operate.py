@@ -148,11 +148,14 @@ def test_lead(tenant: str, agent: str, patience: int, keep: bool, as_json: bool)
     )
     if as_json:
         seconds = {name: None if at is None else round(at, 3) for name, at, *_ in steps}
-        print_json({"tenant": found.name, "lead": way.ref, "whole": way.whole, "removed": way.removed, **seconds})
+        about = {"tenant": found.name, "lead": way.ref, "whole": way.whole, "removed": way.removed}
+        print_json({**about, "stays_because": way.stays_because, **seconds})
     else:
         say(f"Test lead {way.ref}")
         say(*(f"  {at:6.2f} s  {good}" if at is not None else f"       -    {bad}" for _, at, good, bad in steps))
         say("It is removed from the CRM." if way.removed else "It is still in the CRM.")
+        if way.stays_because:
+            say(f"  {way.stays_because}")
     if not way.whole:
         sys.exit(1)
 

@@ -173,9 +173,10 @@ def teams_are_read_with_their_active_agents(kit: Kit) -> None:
 
 @check(Capability.TEST_LEAD)
 def a_test_lead_is_made_and_removed(kit: Kit) -> None:
+    nobody = UnassignedDefinition(pond_refs=frozenset({"7"}) if kit.ponds else frozenset())
     with kit.running() as running:
-        ref = kit.adapter.add_test_lead(running.client, "Test Turnlock", "canary@example.com")
-        assert kit.adapter.fetch_leads(running.client, [ref])[ref].owner_ref is None
+        ref = kit.adapter.add_test_lead(running.client, "Test Turnlock", "canary@example.com", nobody)
+        assert nobody.covers(kit.adapter.fetch_leads(running.client, [ref])[ref])
         for _ in range(2):
             kit.adapter.remove_test_lead(running.client, ref)
             assert kit.adapter.fetch_leads(running.client, [ref]) == {}

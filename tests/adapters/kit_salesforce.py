@@ -48,6 +48,7 @@ class FakeSalesforce(Fake):
         self.nested: list[tuple[str, str]] = []  # groups in groups
         self.usage = "api-usage=18/5000"
         self.may_transfer = True
+        self.emails: dict[str, str] = {}  # of leads that were made by the API
         self.meddler: str | None = "99"  # whom the account's assignment rule gives leads to
         self.token = "canary-session-1"
         self._lists: dict[str, tuple[list[dict[str, Any]], int]] = {}
@@ -79,10 +80,31 @@ class FakeSalesforce(Fake):
             assert asked.json["ActivityDate"] == f"{NOW:%Y-%m-%d}"
             self.leads[asked.json["WhoId"]].notes.append((asked.json["Subject"], asked.json["Description"]))
             return Reply(201, {"id": self.new_ref(), "success": True, "errors": []})
+        if path == f"{_DATA}/sobjects/Lead":
+            return self._make(asked)
         found = re.fullmatch(f"{_DATA}/sobjects/Lead/([A-Za-z0-9]+)", path)
         assert found
+        if asked.method == "DELETE":
+            if found[1] in self.deleted or found[1] not in self.leads:
+                return error("ENTITY_IS_DELETED", "entity is deleted", 404)
+            self.deleted[found[1]] = None
+            return Reply(204)
         assert asked.method == "PATCH"
         return self._own(found[1], asked)
+
+    def _make(self, asked: Received) -> Reply:
+        given = dict(asked.json)
+        if lacking := sorted({"LastName", "Company"} - {name for name, value in given.items() if value}):
+            return error("REQUIRED_FIELD_MISSING", f"Required fields are missing: {lacking}")
+        owner = given.pop("OwnerId", USER)
+        if asked.headers.get("sforce-auto-assign", "TRUE").upper() != "FALSE" and self.meddler:
+            owner = self.meddler
+        assert given.keys() == {"FirstName", "LastName", "Company", "Email"}
+        queued = owner in self.queues or owner.startswith("00G") or owner == "7"
+        made = LeadRow(self.new_ref(), owner=None if queued else owner, pond=owner if queued else None)
+        self.add_leads(made)
+        self.emails[made.ref] = given["Email"]
+        return Reply(201, {"id": made.ref, "success": True, "errors": []})
 
     def _own(self, ref: str, asked: Received) -> Reply:
         if ref in self.deleted or ref not in self.leads:
@@ -146,7 +168,8 @@ class FakeSalesforce(Fake):
                 "Id": row.ref, "OwnerId": row.owner or row.pond, "Owner.Type": kind, "IsDeleted": gone,
                 "IsConverted": row.ref in self.converted, "MasterRecordId": self.deleted.get(row.ref),
                 "CreatedDate": row.created, "LastModifiedDate": self._changed(row),
-                "SystemModstamp": self._changed(row), "Email": "canary@example.com", "Name": "canary-person",
+                "SystemModstamp": self._changed(row), "Email": self.emails.get(row.ref, "canary@example.com"),
+                "Name": "canary-person",
                 **self.custom,
             }  # fmt: skip
 

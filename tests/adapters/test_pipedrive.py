@@ -286,10 +286,10 @@ def test_a_test_lead_is_nobodys_and_leaves_no_person_behind(mock: responses.Requ
     serve(mock, "/api/v2/deals/31", {"id": 31}, "DELETE")
     serve(mock, "/api/v2/persons/77", {"id": 77}, "DELETE")
     with client(object="deal", nobody=f"{ANN}, {ME}") as made:
-        assert CRM.add_test_lead(made, "Turnlock Test", "tl1@example.com") == "31"
+        assert CRM.add_test_lead(made, "Turnlock Test", "tl1@example.com", UnassignedDefinition()) == "31"
         CRM.remove_test_lead(made, "31")
     with client(object="person", nobody=str(ME)) as made:
-        assert CRM.add_test_lead(made, "Turnlock Test", "tl1@example.com") == "77"
+        assert CRM.add_test_lead(made, "Turnlock Test", "tl1@example.com", UnassignedDefinition()) == "77"
     person = {"name": "Turnlock Test", "emails": [{"value": "tl1@example.com", "primary": True, "label": "work"}]}
     assert sent(mock, "POST") == [
         ("/api/v2/persons", person | {"owner_id": ME}),
@@ -299,7 +299,10 @@ def test_a_test_lead_is_nobodys_and_leaves_no_person_behind(mock: responses.Requ
     gone = ["/api/v2/deals/31", "/api/v2/persons/77"]
     assert [path for path, _ in sent(mock, "DELETE")] == gone
     with client(nobody=str(ME)) as made:
-        assert "lacks a scope" in failing(lambda: CRM.add_test_lead(made, "Turnlock Test", "tl1@example.com")).text
+        assert (
+            "lacks a scope"
+            in failing(lambda: CRM.add_test_lead(made, "Turnlock Test", "tl1@example.com", UnassignedDefinition())).text
+        )
     assert [path for path, _ in sent(mock, "DELETE")] == [*gone, "/api/v2/persons/77"]
 
 

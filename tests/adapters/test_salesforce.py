@@ -357,6 +357,45 @@ def test_no_assignment_rule_runs_on_our_write(running: Running) -> None:
     assert written.json == {"OwnerId": "12"}
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "outcome", "words"),
+    [
+        ("REQUIRED_FIELD_MISSING", 400, Outcome.REFUSED, "required fields"),
+        ("DUPLICATES_DETECTED", 400, Outcome.REFUSED, "duplicate rules"),
+        ("INVALID_CROSS_REFERENCE_KEY", 400, Outcome.REFUSED, "create on leads"),
+        ("INSUFFICIENT_ACCESS_OR_READONLY", 403, Outcome.FORBIDDEN, "create on leads"),
+        ("API_DISABLED_FOR_ORG", 403, Outcome.FORBIDDEN, "has no API"),
+        ("UNABLE_TO_LOCK_ROW", 400, Outcome.NOT_SENT, "tries again"),
+    ],
+)
+def test_why_no_test_lead_can_be_made(
+    code: str, status: int, outcome: Outcome, words: str, mock: responses.RequestsMock
+) -> None:
+    mock.add("POST", f"{BASE}/services/data/v66.0/sobjects/Lead", json=no(code), status=status)
+    queues = UnassignedDefinition(pond_refs=frozenset({"7"}))
+    with client_of(BASE) as client, pytest.raises(CrmError) as caught:
+        CRM.add_test_lead(client, "Turnlock Test", "tl1@example.com", queues)
+    assert (caught.value.outcome, words in caught.value.text) == (outcome, True)
+    assert "lena" not in str(caught.value)
+
+
+def test_whom_a_test_lead_belongs_to(running: Running) -> None:
+    running.fake.queues = {"00G8"}
+    running.fake.teams = {"00G8": ("New", [])}
+    every_queue = replace(running.client.credentials, parameters={"all_queues": "yes"})
+    for definition, credentials, owner in (
+        (UnassignedDefinition(frozenset({"3"}), frozenset({"00G7", "00G9"})), None, "00G7"),
+        (UnassignedDefinition(frozenset({"3"})), None, "3"),
+        (UnassignedDefinition(), every_queue, "00G8"),
+    ):
+        running.client.credentials = credentials or running.client.credentials
+        CRM.add_test_lead(running.client, "Turnlock Test", "tl1@example.com", definition)
+        assert running.server.written[-1].json == {
+            "FirstName": "Turnlock", "LastName": "Test", "Company": "Turnlock Test", "Email": "tl1@example.com",
+            "OwnerId": owner,
+        }  # fmt: skip
+
+
 def test_a_lead_that_anybody_changed_since_is_not_written(running: Running) -> None:
     running.fake.add_leads(LeadRow("5001", pond="7"))
     lead = CRM.fetch_leads(running.client, ["5001"])["5001"]

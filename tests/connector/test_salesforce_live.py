@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -17,9 +18,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from adapters.client import Client
+from adapters.client import Client, CrmError
 from adapters.salesforce_reading import ACK, id18
-from connector import apps, oauth, tenants
+from connector import apps, oauth, tenants, testing
 from connector.chores import sweep
 from connector.database import unit
 from connector.errors import TurnlockError
@@ -109,12 +110,20 @@ class Sales(Live):
         self.written: list[str] = []
         self.refusals: list[Reply] = []  # what the next owner writes are answered instead
         self.before_write: Callable[[], None] = lambda: None
+        self.keeps_leads = False  # the connected user may delete none
         self._lock = threading.Lock()
         self.login = Login(self.fake)
         self.login.api = server.url
         login.handle, server.handle = self.login.handle, self._answer
 
     def _answer(self, asked: Received) -> Reply:
+        if asked.method == "DELETE" and self.keeps_leads:
+            return error("INSUFFICIENT_ACCESS_OR_READONLY", status=403)
+        if asked.method == "POST" and asked.path.endswith("/sobjects/Lead"):
+            made = self._handle(asked)
+            ref = json.loads(made.body)["id"]  # a flow that runs after the lead is saved
+            threading.Thread(target=self.message, args=(ref,)).start()
+            return made
         if asked.method == "PATCH":
             self.before_write()
             if self.refusals:
@@ -437,6 +446,30 @@ def test_the_sweep_finds_what_no_message_told_of(live: Sales) -> None:
     live.owned("5001", "5002")
     live.in_step("5001", "5002")
     assert live.held_by("5003") == [None]
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["and is removed", "and stays where the user may not delete"])
+def test_a_test_lead_goes_to_its_agent_without_a_turn(live: Sales, keeps: bool) -> None:
+    live.keeps_leads = keeps
+    way = testing.send(live.runtime, live.tenant, live.agent_id("13"), patience=20)
+    assert (way.whole, way.removed) == (True, not keeps)
+    assert way.heard is not None
+    assert way.noted is not None
+    assert ("Modify All on leads" in (way.stays_because or "")) is keeps
+    assert live.fake.leads[way.ref].owner == "13"  # not whom the account's assignment rule would give it
+    assert (way.ref in live.fake.deleted) is not keeps
+    live.settle_owners()
+    assert live.decisions(way.ref) == [("new", "assigned", "13")]
+    assert live.position() == 0
+    assert live.alarms() == set()
+
+
+def test_a_test_lead_needs_an_owner_that_stands_for_nobody(live: Sales) -> None:
+    live.configure("default_queue: All\nqueues: {All: {members: ['12']}}\n")
+    with pytest.raises(CrmError) as caught:
+        testing.send(live.runtime, live.tenant, live.agent_id("12"), patience=1)
+    assert "under `unassigned`" in caught.value.text
+    assert live.fake.leads == {}
 
 
 def test_after_removal_messages_are_acknowledged_and_ignored_and_the_consent_is_given_back(live: Sales) -> None:
