@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from adapters import followupboss_api as api
@@ -40,7 +40,6 @@ from adapters.base import (
     WebhookRequest,
 )
 from adapters.budget import Bucket
-from adapters.outcome import CrmError, Fault
 from adapters.payload import Fields
 from adapters.upkeep import (
     agents,
@@ -48,6 +47,7 @@ from adapters.upkeep import (
     each_once,
     hooks_alive,
     http_date,
+    in_halves,
     lost_if_visible,
     probe,
     reconcile,
@@ -123,6 +123,10 @@ class FollowUpBoss(Adapter):
             except Unreadable as error:
                 events.append(Event(EventKind.UNREADABLE, f"{digest}:{position}", problem=error.reason))
         return events
+
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """By the status alone: what the body says is for people, and may change."""
+        return reading.WORDS.get(status)
 
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """An OAuth token where there is one, else the API key as the user name of HTTP Basic."""
@@ -295,16 +299,10 @@ class FollowUpBoss(Adapter):
 
 
 def _people(client: Client, refs: Sequence[str], **options: str) -> dict[str, Lead]:
-    if not refs:
-        return {}
-    params = {"id": ",".join(refs), "fields": "allFields", "limit": str(api.PAGE), **options}
-    try:
+    def read(some: Sequence[str]) -> list[Lead]:
+        params = {"id": ",".join(some), "fields": "allFields", "limit": str(api.PAGE), **options}
         answer = client.get("/people", params=params)
-    except CrmError as error:
-        half = len(refs) // 2
-        if error.fault is not Fault.TOO_BIG or not half:
-            raise
-        return _people(client, refs[:half], **options) | _people(client, refs[half:], **options)
-    with answer.reading():
-        leads = [reading.lead_of(p) for p in api.rows(Fields(answer.data, strict=False))]
-    return {lead.ref: lead for lead in leads if lead.ref in refs}
+        with answer.reading():
+            return [reading.lead_of(person) for person in api.rows(Fields(answer.data, strict=False))]
+
+    return {lead.ref: lead for lead in in_halves(refs, read) if lead.ref in refs} if refs else {}

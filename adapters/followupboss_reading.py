@@ -26,6 +26,16 @@ KINDS: Mapping[str, EventKind] = MappingProxyType(
     }
 )
 
+#: https://docs.followupboss.com/reference/error-responses and authentication: what the admin can do about it.
+WORDS: Mapping[int, str] = MappingProxyType(
+    {
+        401: "Follow Up Boss does not accept the API key (any more). Give Turnlock the account owner's: `turnlock "
+        "tenant secret`.",
+        403: "Follow Up Boss forbids this: the API key is not that of the account's owner, the plan lacks it, or the "
+        "account is not paid for. Correct that, or connect with the owner's key.",
+    }
+)
+
 
 def events_of(element: Any) -> list[Event]:
     """The events of one object of a delivery. Raises :class:`Unreadable`."""

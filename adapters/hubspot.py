@@ -125,7 +125,9 @@ class HubSpot(Adapter):
         return list(events.values())
 
     def refine(self, status: int, data: Any) -> Outcome | None:
-        """477 says that the account is being moved: nothing is wrong, and nothing was done."""
+        """477 says that the account is being moved: nothing is wrong, and nothing was done. 400 may mean the agent."""
+        if reading.names_a_bad_owner(status, data):
+            return Outcome.AGENT_REFUSED
         return Outcome.WAIT if status == _MOVING else None
 
     def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
@@ -134,6 +136,10 @@ class HubSpot(Adapter):
             return _LOCKED
         policy = data.get("policyName") if status == 429 and isinstance(data, dict) else None
         return _POLICIES.get(policy) if isinstance(policy, str) else None
+
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """Of a scope that is missing, an owner who is none, a day's calls that are used up, an account that moves."""
+        return reading.words_for(status, data)
 
     def buckets_of(self, credentials: Credentials) -> Sequence[Bucket]:
         """An app that is installed by OAuth has no daily limit of its own."""
@@ -275,6 +281,7 @@ class HubSpot(Adapter):
         return [
             *probe("account", account),
             *probe("contacts", contacts),
+            *probe("scopes", lambda: reading.scopes(client, self.oauth.scopes)),
             *probe("agents", lambda: [agents(sum(a.active for a in self.list_agents(client)))]),
             Finding("hooks", True, "cannot be read with a token; HubSpot lists deliveries in the app's logs"),
         ]

@@ -6,14 +6,16 @@ import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from adapters import payload
-from adapters.base import Event, EventKind, Team, Unreadable, WebhookRequest
+from adapters.base import Event, EventKind, Finding, Team, Unreadable, WebhookRequest
 from adapters.budget import Bucket, Left, left_by
+from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
-from adapters.upkeep import Next, pages, unassigned, unless_gone
+from adapters.upkeep import Next, in_halves, pages, unassigned, unless_gone
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ LEADS = "/crm/v3/objects/contacts"
 OWNERS = "/crm/v3/owners"
 PAGE = 100
 _SEARCH_PAGE = 200
+_IN = 80  # owners in one filter: two filters keep below the 3,000 characters of a search
 _LAG = timedelta(seconds=120)  # in which search may not show a contact, or show it with an old owner
 _TYPE = "0-1"  # the objectTypeId of contacts, in subscriptions that are not made for one type of object
 
@@ -56,6 +59,48 @@ PROPERTIES = (
     "address", "city", "state", "zip", "country", "lifecyclestage", "hubspot_owner_id", "hs_analytics_source",
     "first_conversion_event_name", "recent_conversion_event_name", "hs_language", *_CUSTOM, *_MERGED,
 )  # fmt: skip
+
+
+_SCOPES = (
+    "HubSpot misses a scope. Give the private app crm.objects.contacts.read, crm.objects.contacts.write and "
+    "crm.objects.owners.read; an account that is connected by an app of yours must agree again: `turnlock connect`."
+)
+_NO_OWNER = (
+    "HubSpot does not take this agent as an owner: deactivated there, or the id is that of a user and not of an owner. "
+    "The lead goes to the next one; run `turnlock agents sync`."
+)
+_DAILY = (
+    "The account has used up its calls of the day in HubSpot, which all private apps share, until midnight there. "
+    "Turnlock asks again each hour."
+)
+_LOCKED = "Other programs change many contacts in HubSpot at once, and this one is locked. Turnlock tries again."
+_MOVING = "HubSpot moves the account to another data centre and takes no calls meanwhile. Turnlock waits."
+_INVALID = (
+    "HubSpot refuses the values: a property does not exist, or a rule of the account forbids them. Correct that in "
+    "HubSpot; then `turnlock replay` tries again."
+)
+
+
+def names_a_bad_owner(status: int, data: Any) -> bool:
+    """Whether an error says that the owner is none, in a code of its own or within its message."""
+    told = data if status == 400 and isinstance(data, dict) else {}
+    errors = told.get("errors")
+    codes = [one.get("code") for one in errors if isinstance(one, dict)] if isinstance(errors, list) else []
+    return any("INVALID_OWNER_ID" in str(said).upper() for said in (*codes, told.get("message")))
+
+
+def words_for(status: int, data: Any) -> str | None:
+    """What the admin is told of an error (https://developers.hubspot.com/docs/api-reference/error-handling)."""
+    told = data if isinstance(data, dict) else {}
+    if names_a_bad_owner(status, data):
+        return _NO_OWNER
+    if status == 403 and told.get("category") == "MISSING_SCOPES":
+        return _SCOPES
+    if status == 429 and told.get("policyName") == "DAILY":
+        return _DAILY
+    if status == 400 and told.get("category") == "VALIDATION_ERROR":
+        return _INVALID
+    return {423: _LOCKED, 477: _MOVING}.get(status)
 
 
 def left_of(headers: Mapping[str, str], charged: Sequence[Bucket]) -> Mapping[str, Left]:
@@ -202,6 +247,26 @@ def teams_of(owners: Iterable[Fields]) -> list[Team]:
     return [Team(ref, names[ref], payload.unique(members[ref])) for ref in sorted(names, key=lambda r: (names[r], r))]
 
 
+def scopes(client: Client, needed: Iterable[str]) -> Iterator[Finding]:
+    """Whether the token has all scopes. Only that of a private app tells; consent to an app is to all or to nothing.
+
+    https://developers.hubspot.com/docs/apps/legacy-apps/private-apps/overview
+    """
+    token = client.credentials.secrets.get("access_token", "")
+    try:
+        answer = client.post("/oauth/v2/private-apps/get/access-token-info", json={"tokenKey": token}, write=False)
+    except CrmError as error:
+        if error.outcome not in (Outcome.REFUSED, Outcome.GONE, Outcome.FORBIDDEN):
+            raise
+        yield Finding("scopes", True, "not told of this kind of token")
+        return
+    with answer.reading():
+        granted = Fields(answer.data, strict=False).texts("scopes")
+    lacking = sorted(set(needed) - {"oauth"} - set(granted))
+    fix = f"give the private app {', '.join(lacking)}" if lacking else ""
+    yield Finding("scopes", not lacking, "missing" if lacking else "all granted", fix)
+
+
 def results(data: Fields) -> list[Fields]:
     """The rows of a page."""
     if not isinstance(data.data.get("results"), list):
@@ -232,13 +297,23 @@ def getter(client: Client) -> Callable[[str, Mapping[str, str]], Any]:
 
 
 def batch(client: Client, path: str, refs: Sequence[str], properties: Sequence[str]) -> list[Fields]:
-    """``POST .../batch/read``; 207 where some are missing, which are then absent."""
-    asked = {"properties": properties, "propertiesWithHistory": [], "inputs": [{"id": ref} for ref in refs]}
-    answer = unless_gone(lambda: client.post(f"{path}/batch/read", json=asked, write=False))
-    if answer is None:
-        return []
-    with answer.reading():
-        return results(Fields(answer.data, strict=False))
+    """``POST .../batch/read``; 207 where some are missing, which are then absent.
+
+    Raises :class:`CrmError` also where some lack for another reason: they must not be taken for gone.
+    """
+
+    def read(some: Sequence[str]) -> list[Fields]:
+        asked = {"properties": properties, "propertiesWithHistory": [], "inputs": [{"id": ref} for ref in some]}
+        answer = unless_gone(lambda: client.post(f"{path}/batch/read", json=asked, write=False))
+        if answer is None:
+            return []
+        with answer.reading():
+            data = Fields(answer.data, strict=False)
+            if any(error.text("category") != "OBJECT_NOT_FOUND" for error in data.objects("errors")):
+                raise CrmError(Outcome.NOT_SENT, status=answer.status, call=f"POST {path}/batch/read")
+            return results(data)
+
+    return in_halves(refs, read)
 
 
 def marked(client: Client, ref: str, kind: str, name: str, marker: str) -> bool:
@@ -270,17 +345,18 @@ def sweep(client: Client, by: str, since: datetime, definition: UnassignedDefini
     """
     said = client.credentials.parameters
     newest = client.now() - payload.seconds(said.get("sweep_min_age"), _LAG)
-    groups: list[list[dict[str, Any]]] = [[{"propertyName": "hubspot_owner_id", "operator": "NOT_HAS_PROPERTY"}]]
-    if users := sorted(definition.user_refs):
-        groups.append([{"propertyName": "hubspot_owner_id", "operator": "IN", "values": users}])
+    nobody: list[dict[str, Any]] = [{"propertyName": "hubspot_owner_id", "operator": "NOT_HAS_PROPERTY"}]
+    users = sorted(definition.user_refs)
+    parts = [users[start : start + _IN] for start in range(0, len(users), _IN)]
+    nobody += [{"propertyName": "hubspot_owner_id", "operator": "IN", "values": part} for part in parts]
     timed = {"propertyName": by, "operator": "GTE", "value": str(int(since.timestamp() * 1000))}
 
-    def found() -> Iterator[list[Lead]]:
+    def found(owners: Sequence[Mapping[str, Any]]) -> Iterator[list[Lead]]:
         last = 0
         while True:
             after = {"propertyName": "hs_object_id", "operator": "GT", "value": str(last)}
             query = {
-                "filterGroups": [{"filters": [*group, timed, after]} for group in groups],
+                "filterGroups": [{"filters": [owner, timed, after]} for owner in owners],
                 "sorts": [{"propertyName": "hs_object_id", "direction": "ASCENDING"}],
                 "properties": [by, "hubspot_owner_id"],
                 "limit": _SEARCH_PAGE,
@@ -296,4 +372,6 @@ def sweep(client: Client, by: str, since: datetime, definition: UnassignedDefini
                 return
             last = highest
 
-    return unassigned(found(), definition, since=since, until=newest, changed=by == "lastmodifieddate")
+    # One search as a rule; many owners who stand for nobody would not fit into one.
+    rows = chain(*(found(nobody[start : start + 2]) for start in range(0, len(nobody), 2)))
+    return unassigned(rows, definition, since=since, until=newest, changed=by == "lastmodifieddate")

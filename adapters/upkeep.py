@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters.base import Finding, Hook, Subscribed, Unreadable
-from adapters.outcome import CrmError, Outcome
+from adapters.outcome import CrmError, Fault, Outcome
 from adapters.payload import Fields, ref
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
@@ -108,6 +108,17 @@ def leads_one_by_one(
         if lead.ref == wanted:
             found[wanted] = lead
     return found
+
+
+def in_halves(refs: Sequence[str], read: Callable[[Sequence[str]], list[T]]) -> list[T]:
+    """What `read` finds of these; in halves where the answer is too big to be read. Raises where that of one is."""
+    try:
+        return read(refs)
+    except CrmError as error:
+        half = len(refs) // 2
+        if error.fault is not Fault.TOO_BIG or not half:
+            raise
+    return in_halves(refs[:half], read) + in_halves(refs[half:], read)
 
 
 def each_once(agents: Iterable[Iterable[AgentSeen]]) -> Iterator[AgentSeen]:

@@ -36,6 +36,7 @@ TOPICS = {
 _PROPERTIES = {"owner": "hubspot_owner_id", "stage": "lifecyclestage"}
 RETRIES = (60, 300, 900, 1800, 3600, 7200, 10800, 14400, 21600, 21600)  # up to 10 times in 24 hours, spread at random
 BATCH = 100
+SCOPES = ("crm.objects.contacts.read", "crm.objects.contacts.write", "crm.objects.owners.read")
 _WINDOW = 1.0  # seconds, of the limit on searches
 _SEARCHES = 5
 
@@ -85,7 +86,11 @@ class HubSpot:
         # Access tokens of the OAuth app and when each ends (monotonic); codes with redirect_uri and code challenge.
         self._tokens: dict[str, float] = {}
         self._codes: dict[str, tuple[str, str]] = {}
-        self._open = Routes(("GET", "/oauth/authorize", self._authorize), ("POST", "/oauth/v3/token", self._token))
+        self._open = Routes(
+            ("GET", "/oauth/authorize", self._authorize),
+            ("POST", "/oauth/v3/token", self._token),
+            ("POST", "/oauth/v2/private-apps/get/access-token-info", self._token_info),
+        )
         contacts = "/crm/v3/objects/contacts"
         self._routes = Routes(
             ("GET", "/account-info/v3/details", self._details),
@@ -241,11 +246,19 @@ class HubSpot:
                 "access_token": token,
                 "refresh_token": account.hubspot_refresh,
                 "hub_id": account.hubspot_portal,
-                "scopes": ["oauth", "crm.objects.contacts.read", "crm.objects.contacts.write"],
+                "scopes": ["oauth", *SCOPES],
                 "expires_in": int(lives),
                 "token_use": "access_token",
             },
         )
+
+    def _token_info(self, request: Request, match: re.Match[str]) -> Answer:
+        """What the token of the private app may do. Of other tokens nothing is told."""
+        account = self._state.account
+        if request.json(400).get("tokenKey") != account.hubspot_token:
+            raise ApiError(400, "The token is not that of a private app.")
+        about = {"userId": 882761034, "hubId": account.hubspot_portal, "appId": account.hubspot_app}
+        return Answer(200, {**about, "scopes": list(SCOPES)})
 
     # -- contacts -----------------------------------------------------------------------------------------
     def _details(self, request: Request, match: re.Match[str]) -> Answer:

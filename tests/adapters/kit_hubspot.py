@@ -19,7 +19,11 @@ _NOT_FOUND = {"status": "error", "category": "OBJECT_NOT_FOUND", "message": "res
 
 
 class FakeHubSpot(Fake):
-    """Contacts, search, notes by association, owners."""
+    """Contacts, search, notes by association, owners, the scopes of the token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scopes = ["crm.objects.contacts.read", "crm.objects.contacts.write", "crm.objects.owners.read"]
 
     def handle(self, asked: Received) -> Reply:
         if asked.headers.get("authorization") != "Bearer pat-na1-canary1":
@@ -28,6 +32,9 @@ class FakeHubSpot(Fake):
         if path == "/account-info/v3/details":
             clock = (NOW + self.clock_is_off).strftime("%a, %d %b %Y %H:%M:%S GMT")
             return Reply(body={"portalId": 62515, "timeZone": "US/Eastern"}, headers={"Date": clock})
+        if path == "/oauth/v2/private-apps/get/access-token-info":
+            assert asked.json == {"tokenKey": "pat-na1-canary1"}
+            return Reply(body={"hubId": 62515, "appId": 9, "scopes": self.scopes})
         if path.startswith("/crm/v3/owners"):
             return self._owners(asked, path.removeprefix("/crm/v3/owners").strip("/"))
         if path == "/crm/v3/objects/notes":
@@ -184,7 +191,7 @@ class TheKit(Kit):
         return {**headers, "x-hubspot-signature-v3": signature, "x-hubspot-request-timestamp": stamp}
 
     def writes(self, asked: Received) -> bool:
-        return asked.writes and not asked.path.endswith(("/batch/read", "/search"))
+        return asked.writes and not asked.path.endswith(("/batch/read", "/search", "/access-token-info"))
 
     def retopic(self, body: Any, topic: str) -> Any:
         return [{**element, "subscriptionType": topic} for element in body]

@@ -10,7 +10,7 @@ import pytest
 import responses
 
 from adapters.base import Credentials, EventKind, Rejected, Unreadable, WebhookRequest
-from adapters.client import CrmError, Outcome
+from adapters.client import Client, CrmError, Outcome
 from adapters.followupboss import FollowUpBoss
 from routing.model import Lead, UnassignedDefinition
 from tests.adapters.kit import NOW, AgentRow, Answering, LeadRow, Scripted, fixtures, kit, plain
@@ -266,6 +266,34 @@ def test_an_answer_that_proves_nothing_is_unknown(answer: Any, mock: responses.R
     with pytest.raises(CrmError) as caught:
         FUB.set_owner(talk.client, Lead(ref="1"), "12")
     assert caught.value.outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "wait", "words"),
+    [
+        (400, Outcome.REFUSED, None, "parked"),
+        (401, Outcome.REAUTHORISE, None, "the account owner's"),
+        (403, Outcome.FORBIDDEN, None, "not paid for"),
+        (404, Outcome.GONE, None, "no longer"),
+        (429, Outcome.WAIT, 7.0, "slow down"),
+        (500, Outcome.UNKNOWN, None, "reads the lead again"),
+        (503, Outcome.WAIT, None, "slow down"),
+        (504, Outcome.UNKNOWN, None, "reads the lead again"),
+    ],
+)
+def test_each_error_of_an_owner_write(
+    status: int, outcome: Outcome, wait: float | None, words: str, mock: responses.RequestsMock
+) -> None:
+    headers = {"Retry-After": "7"} if wait else {}
+    mock.add("PUT", f"{BASE}/people/1", json={"errorMessage": "Lena Leadman"}, status=status, headers=headers)
+    with (
+        Client(BASE, {}, Credentials(), now=lambda: NOW, refine=FUB.refine, words=FUB.words) as client,
+        pytest.raises(CrmError) as caught,
+    ):
+        FUB.set_owner(client, Lead(ref="1"), "12")
+    assert (caught.value.outcome, caught.value.retry_after) == (outcome, wait)
+    assert words in caught.value.text
+    assert "Lena" not in str(caught.value)
 
 
 def test_an_inquiry_leads_to_its_person() -> None:

@@ -13,7 +13,7 @@ from adapters.base import Credentials, EventKind, Rejected, WebhookRequest
 from adapters.client import Client
 from adapters.hubspot import HubSpot
 from adapters.outcome import CrmError, Outcome
-from routing.model import UnassignedDefinition
+from routing.model import Lead, UnassignedDefinition
 from tests.adapters.kit import NOW, LeadRow, Scripted, fixtures, kit, plain
 from tests.adapters.loopback import Received, Reply
 
@@ -200,6 +200,12 @@ def test_a_sweep_goes_on_from_the_last_id_and_ends() -> None:
         assert len(running.server.received) == 3
         assert all(len(r.body) < 3000 for r in running.server.received)  # the vendor's limit on a search
 
+        running.server.received.clear()
+        many = UnassignedDefinition(frozenset(str(10**9 + n) for n in range(250)))
+        found = [r for page in made.adapter.changed_since(running.client, NOW - timedelta(hours=1), many) for r in page]
+        assert found == [str(5000 + n) for n in range(450)]
+        assert all(len(r.body) < 3000 for r in running.server.received)
+
         def same_page_for_ever(asked: Received) -> Reply:
             rows = [{"id": "7", "properties": {}}] * 200
             return Reply(body={"results": rows})
@@ -213,55 +219,112 @@ def test_a_sweep_goes_on_from_the_last_id_and_ends() -> None:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
+def client_of() -> Client:
+    return Client(
+        BASE, CRM.headers(CREDENTIALS), CREDENTIALS, now=lambda: NOW, refine=CRM.refine,
+        asks_to_wait=CRM.asks_to_wait, words=CRM.words,
+    )  # fmt: skip
+
+
+NO_OWNER = 'Property values were not valid: [{"isValid":false,"error":"INVALID_OWNER_ID","name":"hubspot_owner_id"}]'
+
+
 @pytest.mark.parametrize(
-    ("status", "body", "outcome", "wait"),
+    ("status", "body", "outcome", "wait", "words"),
     [
-        (400, {"category": "VALIDATION_ERROR", "errors": [{"code": "PROPERTY_DOESNT_EXIST"}]}, Outcome.REFUSED, None),
-        (401, {"category": "INVALID_AUTHENTICATION"}, Outcome.REAUTHORISE, None),
-        (401, {"category": "EXPIRED_AUTHENTICATION"}, Outcome.REAUTHORISE, None),
-        (403, {"category": "MISSING_SCOPES"}, Outcome.FORBIDDEN, None),
-        (404, {"category": "OBJECT_NOT_FOUND"}, Outcome.GONE, None),
-        (409, {"category": "CONFLICT"}, Outcome.CONFLICT, None),
-        (414, b"<html>", Outcome.REFUSED, None),
-        (423, {}, Outcome.WAIT, 2.0),
-        (429, {"policyName": "SECONDLY"}, Outcome.WAIT, 1.0),
+        (
+            400,
+            {"category": "VALIDATION_ERROR", "errors": [{"code": "PROPERTY_DOESNT_EXIST"}]},
+            Outcome.REFUSED,
+            None,
+            "a property does not exist",
+        ),
+        (400, {"category": "VALIDATION_ERROR", "message": NO_OWNER}, Outcome.AGENT_REFUSED, None, "an owner"),
+        (400, {"errors": [7, {"code": "INVALID_OWNER_ID"}]}, Outcome.AGENT_REFUSED, None, "an owner"),
+        (400, {"errors": 7, "message": ["lena"]}, Outcome.REFUSED, None, "parked"),
+        (401, {"category": "INVALID_AUTHENTICATION"}, Outcome.REAUTHORISE, None, "Connect the CRM again"),
+        (401, {"category": "EXPIRED_AUTHENTICATION"}, Outcome.REAUTHORISE, None, "Connect the CRM again"),
+        (403, {"category": "MISSING_SCOPES"}, Outcome.FORBIDDEN, None, "crm.objects.contacts.write"),
+        (404, {"category": "OBJECT_NOT_FOUND"}, Outcome.GONE, None, "no longer"),
+        (409, {"category": "CONFLICT"}, Outcome.CONFLICT, None, "meanwhile"),
+        (414, b"<html>", Outcome.REFUSED, None, "parked"),
+        (423, {}, Outcome.WAIT, 2.0, "locked"),
+        (429, {"policyName": "SECONDLY"}, Outcome.WAIT, 1.0, "slow down"),
         (
             429,
             {"policyName": "TEN_SECONDLY_ROLLING", "message": "You have reached your daily limit."},
             Outcome.WAIT,
             10.0,
+            "slow down",
         ),
-        (429, {"policyName": "DAILY"}, Outcome.WAIT, 3600.0),
-        (429, {"policyName": ["DAILY"]}, Outcome.WAIT, None),
-        (429, b"slow down", Outcome.WAIT, None),
-        (477, {"message": "migration"}, Outcome.WAIT, None),
-        (502, b"", Outcome.UNKNOWN, None),
-        (504, b"", Outcome.UNKNOWN, None),
-        (521, b"", Outcome.UNKNOWN, None),
-        (523, b"", Outcome.UNKNOWN, None),
-        (524, b"", Outcome.UNKNOWN, None),
+        (429, {"policyName": "DAILY"}, Outcome.WAIT, 3600.0, "until midnight"),
+        (429, {"policyName": ["DAILY"]}, Outcome.WAIT, None, "slow down"),
+        (429, b"slow down", Outcome.WAIT, None, "slow down"),
+        (477, {"message": "migration"}, Outcome.WAIT, None, "another data centre"),
+        (502, b"", Outcome.UNKNOWN, None, "reads the lead again"),
+        (504, b"", Outcome.UNKNOWN, None, "reads the lead again"),
+        (521, b"", Outcome.UNKNOWN, None, "reads the lead again"),
+        (523, b"", Outcome.UNKNOWN, None, "reads the lead again"),
+        (524, b"", Outcome.UNKNOWN, None, "reads the lead again"),
     ],
 )
 def test_each_error_of_an_owner_write(
-    status: int, body: Any, outcome: Outcome, wait: float | None, mock: responses.RequestsMock
+    status: int, body: Any, outcome: Outcome, wait: float | None, words: str, mock: responses.RequestsMock
 ) -> None:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     mock.add("PATCH", f"{BASE}/crm/v3/objects/contacts/5001", raw, status=status)
-    from routing.model import Lead
-
-    with (
-        Client(
-            BASE,
-            CRM.headers(CREDENTIALS),
-            CREDENTIALS,
-            now=lambda: NOW,
-            refine=CRM.refine,
-            asks_to_wait=CRM.asks_to_wait,
-        ) as client,
-        pytest.raises(CrmError) as caught,
-    ):
+    with client_of() as client, pytest.raises(CrmError) as caught:
         CRM.set_owner(client, Lead(ref="5001"), "12")
     assert (caught.value.outcome, caught.value.retry_after) == (outcome, wait)
+    assert words in caught.value.text
+    assert "lena" not in str(caught.value)
+
+
+def row(ref: str, **more: str) -> dict[str, Any]:
+    return {"id": ref, "properties": {"hubspot_owner_id": None, **more}}
+
+
+def test_contacts_that_lack_for_another_reason_than_being_gone_are_asked_for_again(
+    mock: responses.RequestsMock,
+) -> None:
+    gone = {"category": "OBJECT_NOT_FOUND", "context": {"ids": ["2"]}}
+    talk = Scripted(BASE, lambda *_: {"results": [row("1")], "errors": [gone]}, mock, CREDENTIALS)
+    assert set(CRM.fetch_leads(talk.client, ["1", "2"])) == {"1"}
+    mock.reset()
+    away = {"category": "SERVICE_UNAVAILABLE"}
+    talk = Scripted(BASE, lambda *_: {"results": [row("1")], "errors": [gone, away]}, mock, CREDENTIALS)
+    with pytest.raises(CrmError) as caught:
+        CRM.fetch_leads(talk.client, ["1", "2"])
+    assert caught.value.outcome is Outcome.NOT_SENT
+
+
+def test_contacts_that_are_too_big_for_one_answer_are_read_in_halves() -> None:
+    with kit("hubspot").running() as running:
+        refs = [str(5000 + n) for n in range(8)]
+        running.fake.add_leads(*(LeadRow(ref) for ref in refs))
+        small = running.fake.handle
+
+        def handle(asked: Received) -> Reply:
+            reply = small(asked)
+            for contact in reply.body["results"]:  # type: ignore[index,call-overload]
+                contact["properties"]["story"] = "x" * 60_000
+                contact["properties"] |= {f"story_{n}": "x" * 60_000 for n in range(4)}
+            return reply
+
+        running.server.handle = handle
+        assert set(CRM.fetch_leads(running.client, refs)) == set(refs)
+        assert [len(r.json["inputs"]) for r in running.server.received] == [8, 4, 2, 2, 4, 2, 2]
+
+
+def test_a_scope_that_the_token_lacks_is_told_and_other_tokens_tell_none() -> None:
+    with kit("hubspot").running() as running:
+        running.fake.scopes = ["crm.objects.contacts.read", "crm.objects.owners.read"]  # type: ignore[attr-defined]
+        (lacking,) = [f for f in CRM.check(running.client, None) if f.where == "scopes"]
+        assert (lacking.ok, lacking.fix) == (False, "give the private app crm.objects.contacts.write")
+        all_else = running.fake.handle
+        running.server.handle = lambda a: Reply(404, {}) if a.path.endswith("token-info") else all_else(a)
+        (untold,) = [f for f in CRM.check(running.client, None) if f.where == "scopes"]
+        assert (untold.ok, untold.what) == (True, "not told of this kind of token")
 
 
 def test_what_the_header_says_goes_before_the_name_of_the_limit(mock: responses.RequestsMock) -> None:
