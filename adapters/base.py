@@ -72,6 +72,7 @@ class Capability(StrEnum):
     TEST_LEAD = "test_lead"  # a lead can be made and removed by the API, to try the whole way
     TEAMS = "teams"  # agents stand in named teams or groups, which make good first queues
     APP_HOOKS = "app_hooks"  # an app has one hook for the accounts of all who installed it
+    APP_HOOKS_API = "app_hooks_api"  # and the app's developer can make it by the API
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,7 @@ class Adapter(ABC):
     # until `missing_is_final_after`: a change that was taken back is never stored.
     settle: ClassVar[float] = 0.0
     max_batch: ClassVar[int] = 1  # leads per read call
+    app_access: ClassVar[Mapping[str, bool]] = {}  # with what an app's hook is made: names, and whether it is a secret
     oauth: ClassVar[OAuth | None] = None  # how an account grants access to an app of this CRM
     # What the CRM lets an account call, the special before the general; empty: it does not limit calls.
     buckets: ClassVar[tuple[Bucket, ...]] = ()
@@ -345,6 +347,13 @@ class Adapter(ABC):
     @abstractmethod
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """Reconcile: exactly our active hooks at `url` for every topic, stale ones of ours removed."""
+
+    def subscribe_app(self, client: Client, url: str, *, replace: bool) -> Subscribed:
+        """The one hook of an app at `url`, with all subscriptions active. The client has :attr:`app_access`.
+
+        An app that posts elsewhere is only turned to `url` with `replace`: another installation may live by it.
+        """
+        raise NotImplementedError(f"{self.name} lacks {Capability.APP_HOOKS_API}")
 
     def lost_hooks(self, client: Client, url: str) -> tuple[str, ...]:
         """Topics whose hook at `url` this CRM has removed or switched off by itself, for a CRM that does so."""

@@ -65,6 +65,7 @@ _BATCH = 100
 _FIRST = "/leads"
 _LACKING = {
     Capability.APP_HOOKS,
+    Capability.APP_HOOKS_API,
     Capability.HOOK_PASSWORD,
     Capability.SWEEP_CHANGES,
     Capability.TASKS,

@@ -22,6 +22,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters import hubspot_app as app
 from adapters import hubspot_reading as reading
 from adapters import payload, signing
 from adapters.base import (
@@ -76,6 +77,7 @@ class HubSpot(Adapter):
             Capability.TEAMS,
             Capability.TEST_LEAD,
             Capability.APP_HOOKS,
+            Capability.APP_HOOKS_API,
         }
     )
     default_base_url = "https://api.hubapi.com"
@@ -92,6 +94,7 @@ class HubSpot(Adapter):
     missing_is_final_after = 30.0
     buckets = reading.BUCKETS
     max_batch = reading.PAGE
+    app_access: ClassVar[Mapping[str, bool]] = MappingProxyType({"app_id": False, "developer_key": True})
 
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         """``X-HubSpot-Signature-v3``: base64 HMAC-SHA256 of method, address, body and the time's own text."""
@@ -258,6 +261,10 @@ class HubSpot(Adapter):
                 "privacy, merged, restored, and property changed for hubspot_owner_id, lifecyclestage, hs_lead_status",
             )
         )
+
+    def subscribe_app(self, client: Client, url: str, *, replace: bool) -> Subscribed:
+        """``/webhooks/v3/{app_id}``: settings and subscriptions."""
+        return app.subscribe(client, url, replace=replace)
 
     def unsubscribe(self, client: Client, url: str) -> int:
         """Nothing: a super admin removes the private app in HubSpot."""

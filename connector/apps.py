@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
 from adapters import registry
-from adapters.base import Capability
+from adapters.base import Capability, Credentials, Subscribed
 from adapters.oauth import App
 from connector import work
 from connector.database import unit
@@ -114,6 +114,36 @@ def app_credentials(runtime: Runtime, conn: sa.Connection, crm: str) -> tuple[Te
     tenant = app_tenant(runtime, conn, crm)
     secret = runtime.secrets(conn, tenant).get(_CLIENT_SECRET, [""])[0]
     return tenant, App(tenant.parameters["client_id"], secret, f"{runtime.settings.public_url}/oauth/callback")
+
+
+def install_app(
+    runtime: Runtime, crm: str, *, parameters: Mapping[str, str], secret_values: Mapping[str, str], replace: bool
+) -> Subscribed:
+    """Have the CRM post what befalls all accounts of the app to its hook. The developer's secrets are not kept.
+
+    Raises:
+        TurnlockError: with every problem of what was given, or where the CRM's API makes no such hook.
+        CrmError: the CRM's own no.
+    """
+    adapter = registry.adapter(crm)
+    if Capability.APP_HOOKS_API not in adapter.capabilities:
+        raise TurnlockError(
+            f"{crm}: no call makes an app's webhooks; `turnlock app show {crm}` says what to enter there"
+        )
+    problems = []
+    for what, given, secret in (("parameter", parameters, False), ("secret", secret_values, True)):
+        known = [name for name, is_secret in adapter.app_access.items() if is_secret is secret]
+        option = f"--{'secret' if secret else 'param'}"
+        problems += [f"{name}: no such {what}; there is {', '.join(known)}" for name in given.keys() - {*known}]
+        problems += [f"{name}: missing; give it with {option} {name}" for name in known if not given.get(name)]
+    if problems:
+        raise TurnlockError("\n".join(sorted(problems)))
+    with runtime.engine.connect() as conn:
+        tenant = app_tenant(runtime, conn, crm)
+        url = hook_url(runtime, conn, tenant)
+        made = runtime.client_with(conn, tenant, Credentials(parameters, secret_values))
+    with made as client:
+        return adapter.subscribe_app(client, url, replace=replace)
 
 
 # -- accounts ---------------------------------------------------------------------------------------------------

@@ -287,11 +287,23 @@ class Runtime:
         if last is not None and (last.said, last.base_url, last.client.credentials) == (said, base_url, credentials):
             last.read_at = time.monotonic()
             return last.client
-        adapter = tenant.adapter
-        address = base_url or adapter.default_base_url
+        address = base_url or tenant.adapter.default_base_url
         if address is None:
             raise UnknownTenant(f"tenant {tenant.name!r} has no base URL; give it one with `turnlock tenant add`")
-        client = Client(
+        client = self._made(tenant.adapter, address, credentials, self._gate(conn, tenant, credentials, address))
+        kept[tenant.tenant_id] = _Kept(said, base_url, client, time.monotonic())
+        return client
+
+    def client_with(self, conn: sa.Connection, app: Tenant, credentials: Credentials) -> Client:
+        """A client for an app's CRM with credentials that are not kept. For the caller alone, to be closed."""
+        self.database_clock.read(conn)
+        address = app.base_url or app.adapter.default_base_url
+        if address is None:
+            raise UnknownTenant(f"the app of {app.crm} has no base URL; give it one with `turnlock app set`")
+        return self._made(app.adapter, address, credentials, None)
+
+    def _made(self, adapter: Adapter, address: str, credentials: Credentials, gate: TenantGate | None) -> Client:
+        return Client(
             address,
             adapter.headers(credentials),
             credentials,
@@ -300,10 +312,8 @@ class Runtime:
             refine=adapter.refine,
             asks_to_wait=adapter.asks_to_wait,
             words=adapter.words,
-            gate=self._gate(conn, tenant, credentials, address),
+            gate=gate,
         )
-        kept[tenant.tenant_id] = _Kept(said, base_url, client, time.monotonic())
-        return client
 
     def token_in_use(self, tenant_id: UUID) -> str | None:
         """The access token of this thread's client for the tenant."""

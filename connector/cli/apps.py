@@ -53,6 +53,48 @@ def app_set(crm: str, base_url: str | None, params: dict[str, str], named: tuple
         say(f"The app of {crm} is registered. Enter at the CRM:", *(f"  {k}: {v}" for k, v in told.items()))
 
 
+@app.command("install")
+@click.argument("crm")
+@click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="HubSpot: app_id.")
+@click.option(
+    "--secret",
+    "named",
+    multiple=True,
+    metavar="NAME[=@FILE]",
+    help="HubSpot: developer_key. From FILE, from TURNLOCK_SECRET_<NAME>, or asked for. It is not kept.",
+)
+@click.option("--replace", is_flag=True, help="Also where the app posts to another address now.")
+@json_option
+def app_install(crm: str, params: dict[str, str], named: tuple[str, ...], replace: bool, as_json: bool) -> None:
+    """Make the hook of your app at CRM and its subscriptions. Repeating it repairs what is missing.
+
+    Exit code 1: something is left to be done by hand.
+
+    Example: turnlock app install hubspot --param app_id=1234567 --secret developer_key
+    """
+    import sys
+
+    from adapters import registry
+    from connector import apps
+
+    wanted: list[dict[str, Any]] = [
+        {"name": name, "title": name, "secure": secret, "required": True, "help": "of the app's developer"}
+        for name, secret in registry.adapter(crm).app_access.items()
+    ]
+    with session() as runtime:
+        values = secrets.gather(named, wanted)
+        done = apps.install_app(runtime, crm, parameters=params, secret_values=values, replace=replace)
+    topics = [hook.topic for hook in done.hooks]
+    if as_json:
+        print_json({"crm": crm, "topics": topics, "by_hand": list(done.by_hand)})
+    else:
+        say(
+            f"The app of {crm} tells of: {', '.join(topics) or 'nothing yet'}.", *(f"  - {one}" for one in done.by_hand)
+        )
+    if done.by_hand:
+        sys.exit(1)
+
+
 @app.command("show")
 @click.argument("crm")
 @json_option

@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, urlencode
 from connector.sandbox import hubspot_search
 from connector.sandbox.deliver import Delivery
 from connector.sandbox.exchange import Answer, ApiError, Request, Routes
+from connector.sandbox.hubspot_app import AppHooks
 from connector.sandbox.limits import Windows
 from connector.sandbox.state import Agent, Change, Hook, Lead, State
 
@@ -83,6 +84,7 @@ class HubSpot:
         self._state = state
         self._base = base
         self._windows = Windows()
+        self._app = AppHooks(state, FACE)
         # Access tokens of the OAuth app and when each ends (monotonic); codes with redirect_uri and code challenge.
         self._tokens: dict[str, float] = {}
         self._codes: dict[str, tuple[str, str]] = {}
@@ -119,6 +121,8 @@ class HubSpot:
         try:
             if request.path.startswith("/oauth/"):
                 return self._open.serve(request)
+            if request.path.startswith("/webhooks/"):
+                return self._app.answer(request)
             if not self._known(request.headers.get("authorization", "").removeprefix("Bearer ")):
                 return self.error(401, "Authentication credentials not found.")
             settings, now, told = self._state.settings, time.monotonic(), dict[str, str]()
@@ -153,7 +157,11 @@ class HubSpot:
         made = []
         for hook in [h for h in self._state.hooks.values() if h.face == FACE and h.active]:
             told = [(topic, lead, item) for change in changes for topic, lead, item in self._elements(change)]
-            told = [item for item in told if item[0] in hook.topics]
+            told = [
+                (topic, lead, item)
+                for topic, lead, item in told
+                if topic in hook.topics or f"{topic}:{item.get('propertyName')}" in hook.topics
+            ]
             for start in range(0, len(told), min(self._state.settings.batch, BATCH)):
                 made.append(self._delivery(hook, told[start : start + min(self._state.settings.batch, BATCH)]))
         return made

@@ -81,6 +81,7 @@ class Account:
     hubspot_app: int = 9318066
     hubspot_client: str = "5c2f1f4e-0000-4000-8000-sandbox00001"
     hubspot_secret: str = "5c2f1f4e-0000-4000-8000-sandbox00002"  # noqa: S105 - invented
+    hubspot_developer: str = "00000000-0000-4000-8000-sandbox00003"
     hubspot_token: str = "pat-na1-sandbox-0123456789"  # noqa: S105 - invented
     hubspot_refresh: str = "na1-sandbox-refresh-0123456789"
     webhook_secret: str = "whsec_c2FuZGJveC1ob29rLXNlY3JldC0wMTIzNDU2Nzg="  # noqa: S105 - invented

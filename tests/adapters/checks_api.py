@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adapters.base import Capability
+from adapters.base import Capability, Credentials
 from adapters.client import CrmError, Outcome
 from routing.model import Lead, UnassignedDefinition
 from tests.adapters.conformance import (
@@ -259,6 +259,32 @@ def subscriptions_are_reconciled(kit: Kit) -> None:
         assert fake.standing(FOREIGN_URL) == [(topics[0], True)]
 
 
+@check(Capability.APP_HOOKS_API)
+def the_hook_of_an_app_is_made_and_taken_from_no_other_installation(kit: Kit) -> None:
+    assert set(kit.app_access) == set(kit.adapter.app_access)
+    with kit.running() as running:
+        secret = {name for name, is_secret in kit.adapter.app_access.items() if is_secret}
+        given = {which: {n: v for n, v in kit.app_access.items() if (n in secret) is which} for which in (False, True)}
+        running.client.credentials = Credentials(given[False], given[True])
+        fake, subscribe = running.fake, kit.adapter.subscribe_app
+        made = subscribe(running.client, URL, replace=False)
+        assert (fake.app_target, made.by_hand) == (URL, ())
+        topics = dict.fromkeys((hook.topic for hook in made.hooks), True)
+        assert fake.app_topics == topics
+        assert {topic.partition(" ")[0] for topic in topics} == set(kit.adapter.topics)
+        fake.app_topics |= {min(topics): False, "deal.creation": True}
+        del fake.app_topics[max(topics)]
+        subscribe(running.client, URL, replace=False)
+        assert fake.app_topics == topics | {"deal.creation": True}
+        settled = len(running.server.written)
+        subscribe(running.client, URL, replace=False)
+        (left,) = subscribe(running.client, FOREIGN_URL, replace=False).by_hand
+        assert (len(running.server.written), fake.app_target) == (settled, URL)
+        assert "--replace" in left
+        subscribe(running.client, FOREIGN_URL, replace=True)
+        assert fake.app_target == FOREIGN_URL
+
+
 @check()
 def a_healthy_connection_has_only_good_findings(kit: Kit) -> None:
     with kit.running() as running:
@@ -396,6 +422,7 @@ def the_adapter_is_what_it_declares(kit: Kit) -> None:
         (Capability.TASKS, lambda c: adapter.find_task(c, "5001", "m")),
         (Capability.COLLABORATORS, lambda c: adapter.add_collaborator(c, lead(), "4")),
         (Capability.SWEEP_CHANGES, lambda c: adapter.changed_since(c, NOW, UnassignedDefinition())),
+        (Capability.APP_HOOKS_API, lambda c: adapter.subscribe_app(c, URL, replace=False)),
     ):
         if needed not in adapter.capabilities:
             with pytest.raises(NotImplementedError):

@@ -99,6 +99,8 @@ class Fake(ABC):
         self.agents: dict[str, AgentRow] = {}
         self.hooks: list[HookRow] = []
         self.teams: dict[str, tuple[str, list[str]]] = {}  # by their id: name, ids of agents
+        self.app_target: str | None = None  # where the app posts to
+        self.app_topics: dict[str, bool] = {}  # what it tells of, and whether that is active
         self._refs = 900
         self.clock_is_off = timedelta()
         self.refuses_owners = False  # answers 200 and stores nothing, as some CRMs do for an inactive owner
@@ -146,6 +148,7 @@ class Kit(ABC):
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths without which it is unreadable
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]]  # fixture -> paths of texts that events carry
     hostile: ClassVar[Sequence[bytes]] = ()  # further bodies that must not be read, of the kind that this CRM sends
+    app_access: ClassVar[Mapping[str, str]] = {}  # with what an app's hook is made
     ponds: ClassVar[bool] = True  # whether this CRM has shared buckets of leads
     pond_is_owner: ClassVar[bool] = False  # where a bucket has a lead, nobody owns it
     zone: ClassVar[str | None] = "America/Denver"  # of every agent of the fake; None where the CRM tells none

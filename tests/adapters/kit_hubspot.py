@@ -26,6 +26,8 @@ class FakeHubSpot(Fake):
         self.scopes = ["crm.objects.contacts.read", "crm.objects.contacts.write", "crm.objects.owners.read"]
 
     def handle(self, asked: Received) -> Reply:
+        if asked.path.startswith("/webhooks/v3/9/"):
+            return self._app(asked)
         if asked.headers.get("authorization") != "Bearer pat-na1-canary1":
             return Reply(401, {"status": "error", "category": "INVALID_AUTHENTICATION", "message": "no"})
         path = asked.path
@@ -68,6 +70,31 @@ class FakeHubSpot(Fake):
             ids = [n for n, *_ in self._notes(found[1])]
             return Reply(body={"results": [{"toObjectId": int(n), "associationTypes": []} for n in ids]})
         return self._contacts(asked, path.removeprefix("/crm/v3/objects/contacts").strip("/"))
+
+    def _app(self, asked: Received) -> Reply:
+        assert asked.query["hapikey"] == "canary-developer-key"
+        if asked.path.endswith("/settings"):
+            if asked.method == "PUT":
+                assert asked.json["throttling"] == {"maxConcurrentRequests": 10}
+                self.app_target = asked.json["targetUrl"]
+            if self.app_target is None:
+                return Reply(404, _NOT_FOUND)
+            return Reply(body={"targetUrl": self.app_target, "throttling": {"maxConcurrentRequests": 10}})
+        topics = sorted(self.app_topics)
+        if asked.method == "POST":
+            assert asked.json["active"] is True
+            topic = " ".join(filter(None, (asked.json["eventType"], asked.json.get("propertyName"))))
+            self.app_topics[topic] = True
+            return Reply(201, {"id": "77", "eventType": asked.json["eventType"], "active": True})
+        if asked.method == "PATCH":
+            self.app_topics[topics[int(asked.path.rpartition("/")[2])]] = asked.json["active"]
+            return Reply(body={})
+        rows = []
+        for number, topic in enumerate(topics):
+            kind, _, name = topic.partition(" ")
+            rows.append({"id": str(number), "eventType": kind, "active": self.app_topics[topic]})
+            rows[-1] |= {"propertyName": name} if name else {}
+        return Reply(body={"results": rows})
 
     def _tasks(self, ref: str | None = None) -> list[tuple[str, str]]:
         rows = [row for row in self.leads.values() if ref in (None, row.ref)]
@@ -173,6 +200,7 @@ class TheKit(Kit):
         parameters={"sweep_min_age": "0"},
         secrets={"access_token": "pat-na1-canary1", "client_secret": secrets[0].decode()},
     )
+    app_access: ClassVar[Mapping[str, str]] = {"app_id": "9", "developer_key": "canary-developer-key"}
     ponds = False
     zone = None
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {

@@ -53,12 +53,34 @@ def test_from_an_app_to_a_test_lead(live: AppRig, database: Settings) -> None:
         with live.runtime.engine.connect() as conn:
             live.tenant = live.runtime.tenant_named(conn, "acme")
         live.configure(ABC)
-        live.sandbox.add_hook("hubspot", addresses["hook_url"])
+        app_id = ("--param", f"app_id={account['hubspot_app']}")
+        key = {"TURNLOCK_SECRET_DEVELOPER_KEY": account["hubspot_developer"]}
+        install = ("app", "install", "hubspot")
+        refused = turnlock(*install, *app_id, code=1, **{"TURNLOCK_SECRET_DEVELOPER_KEY": "guessed"}).stderr
+        assert "does not take the developer key" in refused
+        assert "guessed" not in refused
+        assert "app_id: must be the app's number" in turnlock(*install, "--param", "app_id=x", code=1, **key).stdout
+        missing = turnlock(*install, code=1).stderr
+        assert "app_id: missing; give it with --param app_id" in missing
+        assert "developer_key: missing; give it with --secret developer_key" in missing
+        for _ in range(2):
+            done = turnlock.json(*install, *app_id, **key)
+            assert (len(done["topics"]), done["by_hand"]) == (8, [])
+        (hook,) = live.sandbox.hooks()
+        assert (hook["url"], hook["active"]) == (addresses["hook_url"], True)
         way = turnlock.json("test-lead", "acme", "--to", CY, "--wait", "20")
         assert (way["whole"], way["removed"]) == (True, True)
         live.sandbox.webhook_faults(drop=1.0)
         missed = turnlock("test-lead", "acme", "--to", CY, "--wait", "1", code=1).stdout
         assert "no webhook came in: see `turnlock check`" in missed
         assert "It is removed from the CRM." in missed
+        live.sandbox.webhook_faults()
+        for hook in live.sandbox.crm.state.hooks.values():
+            hook.url = "https://other.example.com/hooks/canary"
+        elsewhere = turnlock(*install, *app_id, code=1, **key).stdout
+        assert "at other.example.com: --replace makes it this one" in elsewhere
+        assert "canary" not in elsewhere
+        turnlock(*install, *app_id, "--replace", **key)
+        assert turnlock.json("test-lead", "acme", "--to", CY, "--wait", "20")["whole"] is True
         teams = turnlock("queue", "import", "acme")
         assert teams.stdout.startswith("queues:\n  Shared pond:\n")
