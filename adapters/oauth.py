@@ -39,7 +39,8 @@ class OAuth:
     account has its own. `replaces` names the secrets of a tenant that the app has instead. Without `scopes` the app's
     registration names them. With `basic` the app proves itself to the token address by HTTP Basic (RFC 6749, 2.3.1),
     else in the form's body. With `own_host` consent and tokens are had at the tenant's own base address, where it names
-    one. `revoke_url` is where a token is given back (RFC 7009); None where the CRM has no such address.
+    one. `revoke_url` is where a token is given back (RFC 7009); None where the CRM has no such address. With
+    `revoke_proves` the app proves itself there, too.
     """
 
     authorize_url: str
@@ -52,6 +53,7 @@ class OAuth:
     basic: bool = False
     own_host: bool = False
     revoke_url: str | None = None
+    revoke_proves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,22 +123,31 @@ def renew(client: Client, oauth: OAuth, app: App, refresh: str) -> Tokens:
     return _ask(client, oauth, app, {"grant_type": "refresh_token", "refresh_token": refresh})
 
 
-def revoke(client: Client, oauth: OAuth, refresh: str) -> None:
+def revoke(client: Client, oauth: OAuth, app: App, refresh: str) -> None:
     """Give the grant of a refresh token back. Raises :class:`CrmError`."""
-    if oauth.revoke_url is not None:
-        client.post(urlsplit(oauth.revoke_url).path, data={"token": refresh})
+    if oauth.revoke_url is None:
+        return
+    form = {"token": refresh}
+    headers: dict[str, str] = {}
+    if oauth.revoke_proves:
+        proof, headers = _proof(oauth, app)
+        form |= {"token_type_hint": "refresh_token", **proof}
+    client.post(urlsplit(oauth.revoke_url).path, data=form, headers=headers)
+
+
+def _proof(oauth: OAuth, app: App) -> tuple[dict[str, str], dict[str, str]]:
+    """What shows that it is the app who asks: fields of a form and headers."""
+    if not oauth.basic:
+        return {"client_id": app.client_id, "client_secret": app.client_secret}, {}
+    pair = f"{quote_plus(app.client_id)}:{quote_plus(app.client_secret)}".encode()
+    return {}, {"Authorization": "Basic " + base64.b64encode(pair).decode()}
 
 
 def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tokens:
     """Never in the query: addresses are logged on their way."""
-    sent, headers = dict(form), {}
-    if oauth.basic:
-        pair = f"{quote_plus(app.client_id)}:{quote_plus(app.client_secret)}".encode()
-        headers["Authorization"] = "Basic " + base64.b64encode(pair).decode()
-    else:
-        sent |= {"client_id": app.client_id, "client_secret": app.client_secret}
+    proof, headers = _proof(oauth, app)
     try:
-        answer = client.post(urlsplit(oauth.token_url).path, data=sent, headers=headers)
+        answer = client.post(urlsplit(oauth.token_url).path, data={**form, **proof}, headers=headers)
     except CrmError as error:
         said = _said(error.data)
         if said == "invalid_grant":

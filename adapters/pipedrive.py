@@ -82,6 +82,8 @@ class Pipedrive(Adapter):
         base_url=lambda answer: answer.text("api_domain"),
         replaces=frozenset({"api_token"}),
         basic=True,
+        revoke_url="https://oauth.pipedrive.com/oauth/revoke",
+        revoke_proves=True,
     )
     missing_is_final_after = 30.0
     buckets = api.BUCKETS

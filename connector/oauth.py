@@ -119,12 +119,12 @@ def give_back(runtime: Runtime, tenant: Tenant) -> None:
     live = sa.and_(g.tenant_id == tenant.tenant_id, g.state == "live")
     with at_rest(runtime.engine) as conn:
         sealed = conn.execute(sa.select(g.sealed_refresh).where(live)).scalar_one_or_none()
-        app_tenant = apps.app_tenant(runtime, conn, tenant.crm)
+        app_tenant, app = apps.app_credentials(runtime, conn, tenant.crm)
     if sealed is None:
         return
     try:
         with _token_client(runtime, tenant, app_tenant) as made:
-            calls.revoke(made, _spec(tenant), runtime.vault.open(tenant.tenant_id, REFRESH, sealed))
+            calls.revoke(made, _spec(tenant), app, runtime.vault.open(tenant.tenant_id, REFRESH, sealed))
     except CrmError as error:
         _log.warning("grant not given back", tenant=tenant.name, outcome=error.outcome.value, status=error.status)
 

@@ -91,6 +91,7 @@ class HubSpot:
         self._open = Routes(
             ("GET", "/oauth/authorize", self._authorize),
             ("POST", "/oauth/v3/token", self._token),
+            ("POST", "/oauth/v3/token/revoke", self._revoke),
             ("POST", "/oauth/v2/private-apps/get/access-token-info", self._token_info),
         )
         contacts = "/crm/v3/objects/contacts"
@@ -237,6 +238,7 @@ class HubSpot:
             digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
             proof = base64.urlsafe_b64encode(digest).decode().rstrip("=") if "code_verifier" in form else ""
             good = self._codes.pop(form.get("code", ""), None) == (form.get("redirect_uri"), proof)
+            self._state.settings.hubspot_revoked &= not good
         else:
             good = form.get("refresh_token") == account.hubspot_refresh and not self._state.settings.hubspot_revoked
         if not good:
@@ -259,6 +261,17 @@ class HubSpot:
                 "token_use": "access_token",
             },
         )
+
+    def _revoke(self, request: Request, match: re.Match[str]) -> Answer:
+        """The app's own grant ends, until the account's admin agrees anew."""
+        account, form = self._state.account, dict(parse_qsl(request.body.decode("utf-8", "replace")))
+        if (form.get("client_id"), form.get("client_secret")) != (account.hubspot_client, account.hubspot_secret):
+            raise ApiError(400, "The app is not known.")
+        if (form.get("token"), form.get("token_type_hint")) != (account.hubspot_refresh, "refresh_token"):
+            raise ApiError(400, "The token is not known.")
+        self._state.settings.hubspot_revoked = True
+        self._tokens.clear()
+        return Answer(200, {})
 
     def _token_info(self, request: Request, match: re.Match[str]) -> Answer:
         """What the token of the private app may do. Of other tokens nothing is told."""

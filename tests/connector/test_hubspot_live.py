@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -57,6 +58,17 @@ def test_an_agent_whom_the_crm_refuses_is_passed_over(live: Rig) -> None:
     sound(live)
     assert live.void_turns() == {1: "refused"}
     assert [w["target"] for w in live.owner_writes(ref)] == [int(BEN)]
+
+
+def test_an_owner_whom_hubspot_does_not_know_is_passed_over_though_they_read_as_active(live: Rig) -> None:
+    live.first_round()  # a later reading of the agents would show them active, and they would be asked again
+    said = json.dumps({"category": "VALIDATION_ERROR", "errors": [{"code": "INVALID_OWNER_ID"}]})
+    live.sandbox.fault("raw", method="PATCH", path="/contacts/", times=1, status=400, body=said)
+    ref = live.create()
+    assert live.wait_owner(ref) == BEN
+    sound(live)
+    assert live.void_turns() == {1: "refused"}
+    assert live.alarms() == set()
 
 
 def test_a_human_who_is_faster_wins(live: Rig) -> None:
@@ -115,6 +127,19 @@ def test_the_sweep_finds_what_no_webhook_told(live: Rig) -> None:
     live.sandbox.webhook_faults()
     sound(live)
     assert live.owner(young) is None
+
+
+def test_what_a_lagging_search_takes_for_unassigned_is_read_again_first(live: Rig) -> None:
+    live.sandbox.webhook_faults(drop=1.0)
+    ref = live.create(created=(datetime.now(UTC) - timedelta(minutes=10)).isoformat())
+    live.sandbox.set_owner(int(ref), int(CY))
+    live.sandbox.fault("stale", path="/search$", seconds=60)
+    assert sweep(live.runtime, live.tenant, datetime.now(UTC) - timedelta(hours=1)).found == 1
+    until(lambda: live.standing(ref)["state"] == "owned", what="the reading")
+    sound(live)
+    assert live.owner(ref) == CY
+    assert live.owner_writes(ref) == []
+    assert live.position() == 0
 
 
 def test_install_tells_what_no_token_may_do(live: Rig) -> None:

@@ -126,6 +126,15 @@ def test_an_account_that_never_agreed_is_uninstalled_without_asking_the_crm(live
     assert live.sandbox.call_log() == []
 
 
+def test_an_uninstall_gives_the_consent_back(live: AppRig) -> None:
+    live.connect()
+    tenants.uninstall(live.runtime, live.tenant)
+    given = [c for c in live.sandbox.call_log() if c["path"] == "/hubspot/oauth/v3/token/revoke"]
+    assert [c["status"] for c in given] == [200]
+    live.add("beta")
+    assert live.connect().status == 200  # and the account may agree anew
+
+
 def test_problems_are_told_at_once_with_their_fix(live: AppRig) -> None:
     with pytest.raises(TurnlockError) as caught:
         tenants.add_tenant(

@@ -39,6 +39,7 @@ class Account(FakePipedrive):
         self.deaf = False  # deliveries are lost, as in a ban
         self.statuses: list[int] = []
         self.written: list[tuple[str, str]] = []
+        self.given_back: list[tuple[str, dict[str, str]]] = []
         self.url = ""
 
     def come_in(self, *, created: datetime | None = None) -> str:
@@ -77,6 +78,9 @@ class Account(FakePipedrive):
     def handle(self, asked: Received) -> Reply:
         if asked.path == "/oauth/token":
             return self._token(asked)
+        if asked.path == "/oauth/revoke":
+            self.given_back.append((asked.headers["authorization"], dict(parse_qsl(asked.body.decode()))))
+            return Reply(200)
         if asked.method == "PATCH":
             ref, agent = asked.path.rpartition("/")[2], str(asked.json["owner_id"])
             self.written.append((ref, agent))
@@ -300,3 +304,6 @@ def test_an_account_connects_by_oauth_and_brings_its_address(bare: Live) -> None
     bare.settle()
     assert bare.one("SELECT base_url FROM oauth_grants WHERE tenant_id = :t") == account.url
     assert bare.alarms() == set()
+    tenants.uninstall(bare.runtime, bare.tenant)
+    basic = "Basic " + base64.b64encode(":".join(CLIENT).encode()).decode()
+    assert account.given_back == [(basic, {"token": "1:2:3", "token_type_hint": "refresh_token"})]
