@@ -91,7 +91,6 @@ class HubSpot(Adapter):
         account=lambda answer: answer.optional_ref("hub_id"),
         replaces=frozenset({"access_token", "client_secret"}),
         revoke_url="https://api.hubapi.com/oauth/v3/token/revoke",
-        revoke_proves=True,
     )
     missing_is_final_after = 30.0
     buckets = reading.BUCKETS

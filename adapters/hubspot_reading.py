@@ -252,11 +252,15 @@ def scopes(client: Client, needed: Iterable[str]) -> Iterator[Finding]:
 
     https://developers.hubspot.com/docs/apps/legacy-apps/private-apps/overview
     """
+    if client.credentials.parameters.get("auth") == "oauth":
+        yield Finding("scopes", True, "granted with the account's consent")
+        return
     token = client.credentials.secrets.get("access_token", "")
     try:
         answer = client.post("/oauth/v2/private-apps/get/access-token-info", json={"tokenKey": token}, write=False)
     except CrmError as error:
-        if error.outcome not in (Outcome.REFUSED, Outcome.GONE, Outcome.FORBIDDEN):
+        # Not the token's fault: the other calls of a check tell of that.
+        if error.outcome not in (Outcome.REFUSED, Outcome.GONE, Outcome.FORBIDDEN, Outcome.REAUTHORISE):
             raise
         yield Finding("scopes", True, "not told of this kind of token")
         return

@@ -39,8 +39,8 @@ class OAuth:
     account has its own. `replaces` names the secrets of a tenant that the app has instead. Without `scopes` the app's
     registration names them. With `basic` the app proves itself to the token address by HTTP Basic (RFC 6749, 2.3.1),
     else in the form's body. With `own_host` consent and tokens are had at the tenant's own base address, where it names
-    one. `revoke_url` is where a token is given back (RFC 7009); None where the CRM has no such address. With
-    `revoke_proves` the app proves itself there, too.
+    one. `revoke_url` is where a token is given back (RFC 7009); None where the CRM has no such address. Unless
+    `revoke_proves` is False the app proves itself there, too.
     """
 
     authorize_url: str
@@ -53,7 +53,7 @@ class OAuth:
     basic: bool = False
     own_host: bool = False
     revoke_url: str | None = None
-    revoke_proves: bool = False
+    revoke_proves: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,6 @@ class Pipedrive(Adapter):
         replaces=frozenset({"api_token"}),
         basic=True,
         revoke_url="https://oauth.pipedrive.com/oauth/revoke",
-        revoke_proves=True,
     )
     missing_is_final_after = 30.0
     buckets = api.BUCKETS
@@ -150,8 +149,7 @@ class Pipedrive(Adapter):
         """``PATCH`` with ``owner_id`` alone. That its answer shows what is stored is nowhere said, so it is read."""
         if not (agent_ref.isascii() and agent_ref.isdigit()):
             raise CrmError(Outcome.REFUSED, call="PATCH owner_id")
-        path = f"{api.thing(client).path}/{payload.ref(lead.ref)}"
-        answer = client.patch(path, json={"owner_id": int(agent_ref)})
+        answer = client.patch(f"{api.thing(client).path}/{payload.ref(lead.ref)}", json={"owner_id": int(agent_ref)})
         with answer.reading(write=True):
             reading.data_of(answer.data)
         return OwnerWrite()

@@ -77,6 +77,7 @@ class Salesforce(Adapter):
         authorize_url="https://login.salesforce.com/services/oauth2/authorize",
         token_url="https://login.salesforce.com/services/oauth2/token",  # noqa: S106 - an address
         revoke_url="https://login.salesforce.com/services/oauth2/revoke",
+        revoke_proves=False,
         scopes=("api", "refresh_token"),
         pkce=True,
         account=lambda answer: reading.identity(answer, "id")[0],

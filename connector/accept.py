@@ -17,7 +17,7 @@ from flask import Blueprint, Response, current_app, request
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.base import HOOK_TOPIC, Adapter, Event, EventKind, Rejected, Unreadable, WebhookRequest
-from connector import log
+from connector import log, refused
 from connector.alarms import open_alarm
 from connector.database import is_contention, is_outage, new_id, unit
 from connector.packed import pack
@@ -155,6 +155,8 @@ def _receive(runtime: Runtime, token: str, topic: str | None, body: bytes) -> Re
             found = _events(hook, delivery, runtime)
     except Rejected as rejected:
         _log.warning("rejected", tenant=hook.tenant.name if hook else None, reason=rejected.reason)
+        if hook is not None:
+            refused.note(runtime, hook.tenant, rejected.reason)
         return _plain(401, f"Not accepted: {rejected.reason}.")
     headers = {name: delivery.headers[name][:200] for name in _KEPT_HEADERS if name in delivery.headers}
     store_delivery(

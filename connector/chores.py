@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.base import Capability
 from adapters.outcome import CrmError, Fault, Outcome
-from connector import breaker, erase, fairness, inbox, log, oauth, subscribing, work
+from connector import breaker, erase, fairness, inbox, log, oauth, refused, subscribing, work
 from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
@@ -240,6 +240,7 @@ def sweep(runtime: Runtime, tenant: Tenant, since: datetime, *, first: bool = Fa
             work.want(conn, tenant.tenant_id, "hooks")  # the CRM may have removed them
         elif not found:
             close_alarm(conn, tenant.tenant_id, "webhooks_missing")
+        refused.settle(conn, tenant.tenant_id)
     runtime.wake(tenant.tenant_id)
     return Swept(len(seen), found)
 

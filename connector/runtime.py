@@ -132,6 +132,7 @@ class Runtime:
         self.database_clock = DatabaseClock()
         # Hooks as accept read them last, by the hash of their token.
         self.hooks: dict[bytes, Any] = {}
+        self.refused: dict[UUID, float] = {}  # when a refused delivery was last looked into (monotonic), by tenant
         # How often this process set or removed a secret: what was read before that is read again.
         self.secrets_set = 0
         # The instant at which availability is judged, from the database's time; tests move it.

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
 import psycopg
@@ -20,6 +21,7 @@ from adapters.base import Capability
 from connector import tenants
 from connector.accept import MAX_BODY
 from connector.app import create_app
+from connector.chores import sweep
 from connector.embedded import EmbeddedPostgres
 from connector.sandbox import bottlecrm, generic
 from connector.settings import Settings
@@ -90,6 +92,30 @@ def test_a_stale_delivery_is_refused(make_rig: Callable[..., Rig], crm: str, off
     answer = rig.post(body, dated(rig, body, now + off))
     assert (answer.status, answer.body) == (401, f"Not accepted: {reason}.".encode())
     assert rig.post(body, dated(rig, body, now)).status == 200
+
+
+def test_a_secret_that_is_not_the_crms_is_an_alarm_until_a_delivery_is_right(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig("hubspot", worker=False)
+    rig.sandbox.webhook_faults(drop=1.0)
+    body = rig.delivery("40001")
+
+    def strange() -> None:
+        assert rig.post(body, forged(rig, body, "one bit off")).status == 401
+
+    def swept() -> set[str]:
+        sweep(rig.runtime, rig.tenant, datetime.now(UTC) - timedelta(hours=1))
+        return rig.alarms()
+
+    for _ in range(3):
+        strange()
+    assert swept() == {"deliveries_refused"}
+    text = rig.one("SELECT text FROM alarms WHERE tenant_id = :t AND times = 1")  # looked at once, not each time
+    assert "`turnlock tenant secret acme client_secret`" in text
+    assert rig.post(body).status == 200
+    assert swept() == set()
+    rig.runtime.refused.clear()  # a minute later
+    strange()  # who learnt the address does not trouble a tenant whose deliveries come in
+    assert swept() == set()
 
 
 def test_another_tenants_signature_opens_nothing(make_rig: Callable[..., Rig]) -> None:

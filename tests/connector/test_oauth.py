@@ -375,6 +375,7 @@ def test_a_refused_token_is_renewed_once_before_the_clock_says_so(live: AppRig) 
     live.connect()
     live.install()
     live.start_worker()
+    live.wait_chores()  # the refused call is to be the lead's
     assert live.assign() == ANA
     live.settle()
     live.sql("UPDATE oauth_grants SET renewed_at = clock_timestamp() - interval '11 minutes' WHERE tenant_id = :t")

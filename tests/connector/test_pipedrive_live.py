@@ -210,7 +210,7 @@ def test_strangers_other_companies_and_hooks_of_version_1_route_nothing(live: Li
     assert live.account.statuses == [401, 401, 200]
     (event,) = live.events()
     assert (event.state, event.reason) == ("parked", "not_version_2")
-    assert live.alarms() == {"unreadable_event"}
+    assert live.alarms() == {"deliveries_refused", "unreadable_event"}
     live.settle()
     assert live.owner(ref) is None
 
