@@ -28,6 +28,11 @@ from routing.tables import tenants
 _CLIENT_SECRET = "client_secret"  # noqa: S105 - the name of a secret
 #: What the admin reads of an account that is another tenant's.
 TAKEN = "This account is connected as another tenant. Uninstall that one first."
+#: What the admin reads who signed in to another account than this tenant is: all its leads would be gone there.
+ANOTHER = (
+    "This is another account than the one that this tenant is. Sign in to that one and try again, or add a tenant of "
+    "its own for this one."
+)
 _PARAMETERS = ("client_id", "authorize_url", "pkce")
 
 
@@ -117,6 +122,21 @@ def app_credentials(runtime: Runtime, conn: sa.Connection, crm: str) -> tuple[Te
 
 
 # -- accounts ---------------------------------------------------------------------------------------------------
+
+
+def claim(conn: sa.Connection, tenant: Tenant, account: str) -> None:
+    """Keep that this tenant is `account`, in the transaction that stores its grant. A tenant stays what it became.
+
+    Raises:
+        TurnlockError: the account is another tenant's, or this tenant is another account.
+    """
+    if tenant.by_oauth and not join(conn, tenant.crm, account, tenant):
+        raise TurnlockError(TAKEN)
+    c = tenants.c
+    # Looked at and set in one statement: of two admins who connect it at once, one names the account.
+    here = sa.and_(c.tenant_id == tenant.tenant_id, sa.or_(c.account_ref.is_(None), c.account_ref == account))
+    if not conn.execute(sa.update(tenants).where(here).values(account_ref=account)).rowcount:
+        raise TurnlockError(ANOTHER)
 
 
 def join(conn: sa.Connection, crm: str, account: str, tenant: Tenant) -> bool:

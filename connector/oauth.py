@@ -13,6 +13,7 @@ import hmac
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,7 +34,6 @@ from connector.database import at_rest, unit
 from connector.errors import TurnlockError
 from connector.runtime import ACCESS, Runtime, Tenant
 from connector.tables import breakers, oauth_grants, oauth_states
-from routing.tables import tenants
 
 #: A renewal is due this long before the token ends, or at four fifths of its life where that is later.
 MARGIN = 300.0
@@ -270,7 +270,8 @@ def finish(runtime: Runtime, state: str, browser: str, code: str) -> tuple[Tenan
     """Take a consent that the CRM sent back; the tenant and its account. A state is used once, in its own browser.
 
     Raises:
-        TurnlockError: the state is not valid, or the account is another tenant's; the text is for the admin.
+        TurnlockError: the state is not valid, the account is another tenant's, or the tenant another account; the
+            text is for the admin.
         CrmError: the CRM did not take the code.
     """
     found = _split(state)
@@ -288,20 +289,40 @@ def finish(runtime: Runtime, state: str, browser: str, code: str) -> tuple[Tenan
     verifier = runtime.vault.open(tenant_id, _VERIFIER, row.sealed_verifier) if row.sealed_verifier else None
     with _token_client(runtime, tenant, app_tenant) as made:
         tokens = calls.redeem(made, _spec(tenant), app, code, verifier)
+    if tokens.account is None:
+        tokens = replace(tokens, account=_account(runtime, tenant, tokens))
     _grant(runtime, tenant, tokens)
     return tenant, tokens.account
+
+
+def _account(runtime: Runtime, tenant: Tenant, tokens: Tokens) -> str | None:
+    """Which account a token is of, where its answer does not say: asked before anything is done with it."""
+    adapter = tenant.adapter
+    address = tokens.base_url or tenant.base_url or adapter.default_base_url
+    if address is None:
+        return None
+    credentials = Credentials(tenant.parameters, {"access_token": tokens.access})
+    with Client(
+        address,
+        adapter.headers(credentials),
+        credentials,
+        now=runtime.database_clock.now,
+        allow_private_hosts=runtime.settings.allow_private_hosts,
+        refine=adapter.refine,
+        asks_to_wait=adapter.asks_to_wait,
+        words=adapter.words,
+    ) as made:
+        return adapter.account(made)
 
 
 def _grant(runtime: Runtime, tenant: Tenant, tokens: Tokens) -> None:
     tenant_id = tenant.tenant_id
     values = _kept(runtime, tenant, tokens) | {"account": tokens.account}
     with unit(runtime.engine) as (conn, _):
-        if tokens.account is not None and not apps.join(conn, tenant.crm, tokens.account, tenant):
-            raise TurnlockError(apps.TAKEN)
+        if tokens.account is not None:
+            apps.claim(conn, tenant, tokens.account)
         new = insert(oauth_grants).values(tenant_id=tenant_id, **values)
         conn.execute(new.on_conflict_do_update(index_elements=["tenant_id"], set_=values))
-        if tokens.account is not None:
-            conn.execute(sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(account_ref=tokens.account))
         for alarm in (_ALARM, "crm_refuses_us"):
             close_alarm(conn, tenant_id, alarm)
         b = breakers.c  # the pause of a CRM that refused us is over

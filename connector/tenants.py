@@ -182,10 +182,7 @@ def _name_account(runtime: Runtime, tenant: Tenant) -> None:
     account = tenant.adapter.account(oauth.client(runtime, tenant))
     if account is not None:
         with unit(runtime.engine) as (conn, _):
-            if tenant.by_oauth and not apps.join(conn, tenant.crm, account, tenant):
-                raise TurnlockError(apps.TAKEN)
-            here = tenants.c.tenant_id == tenant.tenant_id
-            conn.execute(sa.update(tenants).where(here).values(account_ref=account))
+            apps.claim(conn, tenant, account)
         runtime.hooks.clear()
 
 

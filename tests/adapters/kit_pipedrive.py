@@ -30,6 +30,7 @@ class FakePipedrive(Fake):
         self.passwords: dict[str, str] = {}  # of hooks that were made by the API
         self.emails: dict[str, str] = {}  # of persons that were made by the API
         self.archived: set[str] = set()
+        self.company = 13052000
 
     def handle(self, asked: Received) -> Reply:
         token, bearer = asked.headers.get("x-api-token"), asked.headers.get("authorization")
@@ -120,7 +121,7 @@ class FakePipedrive(Fake):
     def _users(self, asked: Received, ref: str = "") -> Reply:
         if ref == "me":
             clock = (NOW + self.clock_is_off).strftime("%a, %d %b %Y %H:%M:%S GMT")
-            me = self._user(AgentRow(ME)) | {"company_id": 13052000, "company_domain": "acme"}
+            me = self._user(AgentRow(ME)) | {"company_id": self.company, "company_domain": "acme"}
             return Reply(body={"success": True, "data": me}, headers={"Date": clock})
         if ref:
             return ok(self._user(self.agents[ref])) if ref in self.agents else NOT_FOUND

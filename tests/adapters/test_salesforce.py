@@ -407,7 +407,7 @@ WRITTEN = [
     (400, no("OPERATION_WITH_INACTIVE_USER"), Outcome.AGENT_REFUSED, None, "inactive"),
     (400, no("TRANSFER_REQUIRES_READ"), Outcome.AGENT_REFUSED, None, "may not read leads"),
     (403, no("TRANSFER_REQUIRES_READ"), Outcome.AGENT_REFUSED, None, "may not read leads"),
-    (400, no("INVALID_CROSS_REFERENCE_KEY"), Outcome.REFUSED, None, "does not know the agent's user"),
+    (400, no("INVALID_CROSS_REFERENCE_KEY"), Outcome.AGENT_REFUSED, None, "does not know the agent's user"),
     (400, no("CANNOT_UPDATE_CONVERTED_LEAD"), Outcome.GONE, None, "converted"),
     (400, no("ENTITY_IS_DELETED"), Outcome.GONE, None, "deleted"),
     (404, no("ENTITY_IS_DELETED"), Outcome.GONE, None, "deleted"),

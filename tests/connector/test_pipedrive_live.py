@@ -22,6 +22,7 @@ from tests.adapters.kit_pipedrive import ME, FakePipedrive
 from tests.adapters.loopback import Received, Reply, Server
 from tests.connector.oauth_rig import browse
 from tests.rig import ABC, ANA, BEN, CY, Rig, http_send, until
+from tests.rig import Reply as Answer
 
 TOKEN = "canary-api-token-1"
 CLIENT = ("client-id-123", "client-secret-456")
@@ -290,11 +291,19 @@ def test_an_account_connects_by_oauth_and_brings_its_address(bare: Live) -> None
         base_url=account.url,
     )
     bare.add(by_oauth=True)
-    begun = browse(oauth.link(bare.runtime, bare.tenant))
-    asked = dict(parse_qsl(urlsplit(begun.headers["location"]).query))
-    assert set(asked) == {"client_id", "redirect_uri", "response_type", "state"}
-    back = f"{asked['redirect_uri']}?state={asked['state']}&code=code-1"
-    assert browse(back, begun.headers["set-cookie"].partition(";")[0]).status == 200
+
+    def consent() -> Answer:
+        begun = browse(oauth.link(bare.runtime, bare.tenant))
+        asked = dict(parse_qsl(urlsplit(begun.headers["location"]).query))
+        assert set(asked) == {"client_id", "redirect_uri", "response_type", "state"}
+        back = f"{asked['redirect_uri']}?state={asked['state']}&code=code-1"
+        return browse(back, begun.headers["set-cookie"].partition(";")[0])
+
+    assert b"account 13052000" in consent().body
+    account.company = 13052001  # the admin of two companies, who is signed in to the other one
+    assert (refused := consent()).status == 400
+    assert b"another account than the one" in refused.body
+    account.company = 13052000
     bare.open()
     assert [bare.assign() for _ in range(2)] == [ANA, BEN]
     bare.settle()

@@ -329,6 +329,20 @@ def test_a_consent_that_was_taken_back_needs_a_human_and_then_all_goes_on(live: 
     assert "reconnect_needed" not in live.alarms()
 
 
+def test_a_consent_to_another_account_is_refused_and_the_one_there_was_goes_on(live: Sales) -> None:
+    live.login.account = id18("00D7Q000000Copy")  # signed in to a sandbox, say: no lead of the account exists there
+    page = live.connect()
+    assert page.status == 400
+    assert b"another account than the one" in page.body
+    assert live.one("SELECT account_ref FROM tenants WHERE tenant_id = :t") == ACCOUNT
+    live.login.account = ACCOUNT
+    assert live.connect().status == 200
+    live.queued("5001")
+    assert is_ack(live.message("5001"))
+    live.owned("5001")
+    live.in_step("5001")
+
+
 @pytest.mark.parametrize(
     "refusal",
     [
@@ -349,8 +363,9 @@ def test_what_salesforce_cannot_do_now_is_done_later(live: Sales, refusal: Reply
     assert live.turns() == ["12"]
 
 
-def test_an_agent_whom_salesforce_does_not_take_is_passed_over(live: Sales) -> None:
-    live.refusals.append(error("TRANSFER_REQUIRES_READ"))  # the list of users shows them as active
+@pytest.mark.parametrize("code", ["TRANSFER_REQUIRES_READ", "INVALID_CROSS_REFERENCE_KEY"])
+def test_an_agent_whom_salesforce_does_not_take_is_passed_over(live: Sales, code: str) -> None:
+    live.refusals.append(error(code))  # the list of users shows them as active
     live.queued("5001")
     assert is_ack(live.message("5001"))
     live.owned("5001")
