@@ -37,7 +37,6 @@ from adapters.base import (
     Team,
     WebhookRequest,
 )
-from adapters.oauth import OAuth
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead, UnassignedDefinition
@@ -73,16 +72,7 @@ class Pipedrive(Adapter):
     default_base_url = None  # each company has its own
     hook_secret = "hook_password"  # noqa: S105 - the name of a secret
     topics: ClassVar[Mapping[str, EventKind]] = reading.KINDS
-    oauth = OAuth(
-        authorize_url="https://oauth.pipedrive.com/oauth/authorize",
-        token_url="https://oauth.pipedrive.com/oauth/token",  # noqa: S106 - an address
-        scopes=(),
-        pkce=False,
-        account=lambda _: None,  # the answer names none: :meth:`account` asks
-        base_url=lambda answer: answer.text("api_domain"),
-        replaces=frozenset({"api_token"}),
-        basic=True,
-    )
+    oauth = api.OAUTH
     missing_is_final_after = 30.0
     buckets = api.BUCKETS
 

@@ -11,6 +11,7 @@ from adapters import payload, upkeep
 from adapters import pipedrive_reading as reading
 from adapters.base import Hook, Unreadable
 from adapters.budget import Bucket
+from adapters.oauth import OAuth
 from adapters.outcome import CrmError, Fault, Outcome
 from adapters.payload import Fields
 
@@ -25,6 +26,20 @@ PAGE = "100"  # of at most 500, so that a page with many custom fields stays und
 
 # The smallest plan's for an API token. The day's tokens are the whole company's: their end is met, not counted.
 BUCKETS = (Bucket("burst", 20, 2.0, owner=4, note=1),)
+
+# https://pipedrive.readme.io/docs/marketplace-oauth-authorization
+OAUTH = OAuth(
+    authorize_url="https://oauth.pipedrive.com/oauth/authorize",
+    token_url="https://oauth.pipedrive.com/oauth/token",  # noqa: S106 - an address
+    scopes=(),
+    pkce=False,
+    account=lambda _: None,  # the answer names none: :func:`company` asks
+    base_url=lambda answer: answer.text("api_domain"),
+    replaces=frozenset({"api_token"}),
+    revoke_url="https://oauth.pipedrive.com/oauth/revoke",
+    removed=lambda told: told.ref("company_id"),  # https://pipedrive.readme.io/docs/app-uninstallation
+    basic=True,
+)
 
 T = TypeVar("T")
 

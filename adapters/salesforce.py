@@ -82,6 +82,7 @@ class Salesforce(Adapter):
         base_url=reading.api_host,
         replaces=frozenset({"access_token"}),
         own_host=True,
+        client_credentials=True,
     )
     missing_is_final_after = 30.0  # a message is of a transaction that a reading may not see yet
     max_batch = 100

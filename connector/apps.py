@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -121,6 +122,12 @@ def app_credentials(runtime: Runtime, conn: sa.Connection, crm: str) -> tuple[Te
     return tenant, App(tenant.parameters["client_id"], secret, f"{runtime.settings.public_url}/oauth/callback")
 
 
+def own_app(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> App:
+    """What a tenant's own app shows the CRM. Nobody is ever called back for it."""
+    secret = runtime.secrets(conn, tenant).get(_CLIENT_SECRET, [""])[0]
+    return App(tenant.parameters["client_id"], secret, "")
+
+
 # -- accounts ---------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +167,13 @@ def join(conn: sa.Connection, crm: str, account: str, tenant: Tenant) -> bool:
         return False
     conn.execute(sa.update(app_accounts).where(here, a.account == account).values(member_id=tenant.tenant_id))
     return True
+
+
+def member(conn: sa.Connection, crm: str, account: str) -> UUID | None:
+    """The tenant whose account this is, None where it is nobody's."""
+    a = app_accounts.c
+    here = sa.and_(a.tenant_id == app_id(crm), a.account == account)
+    return conn.execute(sa.select(a.member_id).where(here)).scalar_one_or_none()
 
 
 def leave(conn: sa.Connection, tenant: Tenant) -> None:

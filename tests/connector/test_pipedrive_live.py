@@ -41,11 +41,15 @@ class Account(FakePipedrive):
         self.statuses: list[int] = []
         self.written: list[tuple[str, str]] = []
         self.url = ""
+        self.granted = True
+        self.renewed = 0
+        self.revoked: list[tuple[str, str | None]] = []
 
     def come_in(self, *, created: datetime | None = None) -> str:
         """A lead of a web form, owned by whoever stands for nobody."""
         ref = str(uuid5(NAMESPACE_URL, self.new_ref()))
-        self.add_leads(LeadRow(ref, created=created or datetime.now(UTC)))
+        # A second ago: a sweep at once must see it, and its clock, the database's, may be a moment behind this one.
+        self.add_leads(LeadRow(ref, created=created or datetime.now(UTC) - timedelta(seconds=1)))
         self.tell("create", ref, None)
         return ref
 
@@ -78,6 +82,9 @@ class Account(FakePipedrive):
     def handle(self, asked: Received) -> Reply:
         if asked.path == "/oauth/token":
             return self._token(asked)
+        if asked.path == "/oauth/revoke":
+            self.revoked.append((dict(parse_qsl(asked.body.decode()))["token"], asked.headers.get("authorization")))
+            return Reply(200)
         if asked.method == "PATCH":
             ref, agent = asked.path.rpartition("/")[2], str(asked.json["owner_id"])
             self.written.append((ref, agent))
@@ -101,6 +108,9 @@ class Account(FakePipedrive):
         form = dict(parse_qsl(asked.body.decode()))
         if asked.headers.get("authorization") != basic or form.get("code", "code-1") != "code-1":
             return Reply(400, {"success": False, "message": "Invalid client: client is invalid"})
+        self.renewed += form["grant_type"] == "refresh_token"
+        if not self.granted:
+            return Reply(400, {"success": False, "message": "Invalid grant: refresh token is invalid"})
         tokens = {"access_token": TOKEN, "refresh_token": "1:2:3", "expires_in": 3599, "scope": "base,admin"}
         return Reply(body={**tokens, "token_type": "Bearer", "api_domain": self.url})
 
@@ -309,3 +319,27 @@ def test_an_account_connects_by_oauth_and_brings_its_address(bare: Live) -> None
     bare.settle()
     assert bare.one("SELECT base_url FROM oauth_grants WHERE tenant_id = :t") == account.url
     assert bare.alarms() == set()
+    # An account that removes the app: Pipedrive says so, and by a renewal it says whether that ended the consent.
+    proof, told = "Basic Y2xpZW50LWlkLTEyMzpjbGllbnQtc2VjcmV0LTQ1Ng==", {"client_id": CLIENT[0], "user_id": 7}
+    callback = f"{bare.runtime.settings.public_url}/oauth/callback"
+
+    def removed(body: Any, said: str | None = proof) -> int:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": said} if said else {})
+        return http_send(callback, json.dumps(body).encode(), headers, "DELETE").status
+
+    ours = told | {"company_id": 13052000}
+    assert [removed(ours, said) for said in (None, "", proof[:-1], proof + "x", "Basic Og==")] == [401] * 5
+    assert (removed(told), removed([]), removed(told | {"company_id": 1})) == (400, 400, 200)
+    assert account.renewed == 0
+    assert removed(ours) == 200  # by another user, for themselves
+    until(lambda: account.renewed == 1, what="a renewal")
+    assert bare.assign() == CY
+    bare.settle()
+    account.granted = False
+    assert removed(ours) == 200
+    until(lambda: "reconnect_needed" in bare.alarms(), what="the alarm")
+    account.granted = True
+    assert consent().status == 200
+    bare.stop_worker()
+    tenants.uninstall(bare.runtime, bare.tenant)
+    assert account.revoked == [("1:2:3", proof)]

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from adapters.client import Client
+from adapters.oauth import DeadGrant, NotConnected, StaleToken
 from adapters.salesforce_reading import ACK, id18
 from connector import apps, oauth, tenants
 from connector.chores import sweep
@@ -75,7 +76,13 @@ class Login:
     def _token(self, form: Mapping[str, str]) -> Reply:
         if (form["client_id"], form["client_secret"]) != ("3MVG9.canary", "canary-app-secret"):
             return Reply(400, {"error": "invalid_client_id", "error_description": "client identifier invalid"})
-        if form["grant_type"] == "authorization_code":
+        if form["grant_type"] == "client_credentials":
+            assert set(form) == {"grant_type", "client_id", "client_secret"}
+            if self.dead:
+                said = "no client credentials user enabled"
+                return Reply(400, {"error": "invalid_grant", "error_description": said})
+            good = True
+        elif form["grant_type"] == "authorization_code":
             digest = hashlib.sha256(form["code_verifier"].encode()).digest()
             good = base64.urlsafe_b64encode(digest).decode().rstrip("=") == self._challenge
             self.dead = False
@@ -86,10 +93,10 @@ class Login:
             return Reply(400, {"error": "invalid_grant", "error_description": "expired access/refresh token"})
         self.given += 1
         self.fake.token = f"canary-session-{self.given}"
+        more = {} if form["grant_type"] == "client_credentials" else {"refresh_token": f"canary-refresh-{self.given}"}
         return Reply(
             body={
-                "access_token": self.fake.token, "refresh_token": f"canary-refresh-{self.given}",
-                "token_type": "Bearer", "instance_url": self.api, "id": f"https://login.salesforce.com/id/{self.account}/{USER}",
+                "access_token": self.fake.token, **more, "token_type": "Bearer", "instance_url": self.api, "id": f"https://login.salesforce.com/id/{self.account}/{USER}",
                 "scope": "refresh_token api", "signature": "c2ln", "issued_at": "1775467200500",
             }
         )  # fmt: skip
@@ -121,11 +128,9 @@ class Sales(Live):
                 return self.refusals.pop(0)
         return self._handle(asked)
 
-    def add(self, name: str = "acme") -> None:
-        tenants.add_tenant(
-            self.runtime, name, "salesforce", base_url=self.login_server.url, parameters={}, secret_values={},
-            by_oauth=True,
-        )  # fmt: skip
+    def add(self, name: str = "acme", **how: Any) -> None:
+        how = how or {"parameters": {}, "secret_values": {}, "by_oauth": True}
+        tenants.add_tenant(self.runtime, name, "salesforce", base_url=self.login_server.url, **how)
         with self.runtime.engine.connect() as conn:
             self.tenant = self.runtime.tenant_named(conn, name)
 
@@ -476,3 +481,108 @@ def test_an_account_is_connected_once_and_removed_though_salesforce_is_away(live
     tenants.uninstall(live.runtime, live.tenant)
     with live.runtime.engine.connect() as conn, pytest.raises(TurnlockError):
         live.runtime.tenant_named(conn, "acme")
+
+
+# -- an app of the account's own: no consent, no refresh token ---------------------------------------------------------
+
+
+OWN_APP = {"parameters": {"client_id": "3MVG9.canary"}, "secret_values": {"client_secret": "canary-app-secret"}}
+
+
+@pytest.fixture
+def own(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sales]:
+    """A tenant with an app of its own, added and no more; the web server runs."""
+    monkeypatch.setattr(
+        "connector.runtime.Client", lambda *given, now, **named: Client(*given, now=lambda: NOW, **named)
+    )
+    with ExitStack() as stack:
+        login, api = (stack.enter_context(Server(lambda _: Reply(500)).running()) for _ in range(2))
+        made = Sales(runtime, login, api)
+        stack.callback(made.stop)
+        made.start_web()
+        made.add(**OWN_APP)
+        yield made
+
+
+def test_an_app_of_the_account_itself_needs_nobodys_consent(own: Sales) -> None:
+    assert all(f.ok for f in tenants.check(own.runtime, own.tenant) if f.where != "agents")
+    assert {asked.path for asked in own.login_server.received} == {"/services/oauth2/token"}
+    tenants.install(own.runtime, own.tenant)
+    own.configure(CONFIG)
+    own.start_worker()
+    own.wait_chores()
+    own.queued("5001", "5002")
+    assert is_ack(own.message("5001"))
+    own.owned("5001")
+    own.session_ends()
+    assert is_ack(own.message("5002"))
+    own.owned("5002")
+    own.settle_owners()
+    assert own.held_by("5001", "5002") == ["12", "13"]
+    assert own.turns() == ["12", "13"]
+    assert own.login.given == 2  # one for the beginning, one for the session that ended
+    assert own.alarms() == set()
+    own.stop_worker()
+    tenants.uninstall(own.runtime, own.tenant)
+    assert own.login.revoked == ["canary-session-2"]
+
+
+def test_many_who_want_the_first_token_ask_for_it_once(own: Sales) -> None:
+    both = (own.runtime, Runtime(own.runtime.settings, own.runtime.engine))
+    start, got = threading.Barrier(8), []
+
+    def ask(of: Runtime) -> None:
+        start.wait(10)
+        while True:
+            try:
+                got.append(oauth.client(of, own.tenant).credentials.secrets["access_token"])
+                return
+            except StaleToken as error:
+                threading.Event().wait((error.retry_after or 0.1) / 10)
+
+    threads = [threading.Thread(target=ask, args=(both[n % 2],)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert got == ["canary-session-1"] * 8
+    assert len(own.login.asked) == 1
+
+
+def test_an_app_that_is_given_no_token_is_no_loop_and_goes_on_when_it_is(own: Sales) -> None:
+    own.login.dead = True
+    (finding,) = tenants.check(own.runtime, own.tenant)
+    assert "client credentials flow" in finding.fix
+    for _ in range(3):
+        with pytest.raises(NotConnected, match="client credentials flow"):
+            oauth.client(own.runtime, own.tenant)
+    assert len(own.login.asked) == 1
+    assert own.alarms() == {"reconnect_needed"}
+    with pytest.raises(DeadGrant):
+        oauth.again(own.runtime, own.tenant)
+    own.login.dead = False
+    oauth.again(own.runtime, own.tenant)
+    assert len(own.login.asked) == 3
+    assert own.alarms() == set()
+    assert oauth.client(own.runtime, own.tenant).credentials.secrets["access_token"] == "canary-session-1"
+
+
+def test_a_wrong_secret_of_an_app_is_corrected_and_problems_are_told_at_once(own: Sales) -> None:
+    tenants.set_secret(own.runtime, own.tenant, "client_secret", "mistyped", at_once=True)
+    (finding,) = tenants.check(own.runtime, own.tenant)
+    assert "turnlock tenant secret" in finding.fix
+    assert "mistyped" not in finding.fix
+    tenants.set_secret(own.runtime, own.tenant, "client_secret", "canary-app-secret", at_once=True)
+    oauth.again(own.runtime, own.tenant)
+    assert own.login.given == 1
+    for how, told in (
+        ({"parameters": {"client_id": "x"}, "secret_values": {"access_token": "t"}},
+         ["client_secret: missing", "access_token: the app is given one"]),
+        ({"parameters": {}, "secret_values": {"client_secret": "x"}}, ["client_id: missing"]),
+        ({**OWN_APP, "by_oauth": True}, ["no app is registered", "client_id: the app", "client_secret: the app"]),
+        ({"parameters": {}, "secret_values": {}}, ["access_token: missing"]),
+    ):  # fmt: skip
+        with pytest.raises(TurnlockError) as caught:
+            own.add("beta", **how)
+        assert all(text in str(caught.value) for text in told)
+        assert len(str(caught.value).splitlines()) == len(told)
