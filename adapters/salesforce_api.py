@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters import payload, upkeep
@@ -24,6 +24,7 @@ _VERSION = "66.0"  # Spring '26
 # Rows of a page: the default of 2,000 would not fit into the megabyte that is read of an answer.
 _PAGED = {"Sforce-Query-Options": "batchSize=500"}
 _ENOUGH_USED = 0.95  # of the day's calls: what is left is for owner writes, and for the account's other programs
+_LAG = timedelta(seconds=120)  # for which a message may wait in Salesforce's queue
 _LITTLE = 5  # less than this part of them left is worth telling
 _USED_UP = 900.0  # seconds until a sweep looks again whether there are calls to spare
 _HIDDEN = "hidden fields"  # under which name a client remembers them
@@ -131,7 +132,10 @@ def merged(client: Client, refs: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def sweep(client: Client, column: str, since: datetime, definition: UnassignedDefinition) -> Iterator[Sequence[str]]:
-    """Pages of ids of open leads that nobody has, of which the time in `column` is not before `since`; oldest first."""
+    """Pages of ids of open leads that nobody has, of which the time in `column` is not before `since`; oldest first.
+
+    Those of the last moments (the parameter ``sweep_min_age``) are left to their message, which may still be queued.
+    """
     said = client.credentials.parameters
     holders = sorted(definition.user_refs | definition.pond_refs)
     nobody = ["OwnerId = null"]  # never so in an account, but where every definition begins
@@ -142,7 +146,8 @@ def sweep(client: Client, column: str, since: datetime, definition: UnassignedDe
         f"AND {column} >= {since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} AND ({' OR '.join(nobody)}) ORDER BY {column}, Id"
     )
     found = pages(client, soql, lambda row: reading.lead_of(row, said), spare=True)
-    return upkeep.unassigned(found, definition, since=since, changed=column != "CreatedDate")
+    until = client.now() - payload.seconds(said.get("sweep_min_age"), _LAG)
+    return upkeep.unassigned(found, definition, since=since, until=until, changed=column != "CreatedDate")
 
 
 # -- queues and groups -------------------------------------------------------------------------------------------------

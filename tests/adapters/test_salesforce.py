@@ -294,7 +294,7 @@ def test_a_sweep_reads_all_pages_of_the_queues_that_count(running: Running) -> N
     fake, young, long_ago = running.fake, NOW - timedelta(minutes=30), NOW - timedelta(days=9)
     fake.add_leads(
         *(LeadRow(str(5000 + n), pond="7", created=young) for n in range(250)),
-        LeadRow("6001", pond="7", created=long_ago, changed=NOW - timedelta(minutes=1)),  # came back to the queue
+        LeadRow("6001", pond="7", created=long_ago, changed=NOW - timedelta(minutes=3)),  # came back to the queue
         LeadRow("6002", pond="7", created=long_ago),
         LeadRow("6003", pond="8", created=young),
         LeadRow("6004", owner="12", created=young),
@@ -314,8 +314,24 @@ def test_a_sweep_reads_all_pages_of_the_queues_that_count(running: Running) -> N
     assert sweep(CRM.unassigned_since, all_queues="yes") == wanted | {"6003"}
 
 
+@pytest.mark.parametrize(("said", "found"), [({}, ["5002"]), ({"sweep_min_age": "30"}, ["5002", "5001"])])
+def test_a_sweep_leaves_a_lead_to_the_message_that_may_be_on_its_way(
+    said: dict[str, str], found: list[str], running: Running
+) -> None:
+    old = NOW - timedelta(days=9)
+    running.client.credentials = Credentials(said, running.client.credentials.secrets)
+    for made in ("created", "changed"):
+        running.fake.leads.clear()
+        for ref, seconds in (("5001", 31), ("5002", 121)):
+            then = NOW - timedelta(seconds=seconds)
+            running.fake.add_leads(LeadRow(ref, created=then if made == "created" else old, changed=then))
+        by = CRM.unassigned_since if made == "created" else CRM.changed_since
+        pages = by(running.client, NOW - timedelta(hours=1), UnassignedDefinition())
+        assert [ref for page in pages for ref in page] == found
+
+
 def test_a_sweep_leaves_the_last_calls_of_the_day_to_owners(running: Running) -> None:
-    running.fake.add_leads(LeadRow("5001", created=NOW))
+    running.fake.add_leads(LeadRow("5001", created=NOW - timedelta(minutes=5)))
     since, nobody = NOW - timedelta(hours=1), UnassignedDefinition()
     running.fake.usage = "api-usage=4749/5000; per-app-api-usage=4999/5000(appName=other)"
     assert list(CRM.unassigned_since(running.client, since, nobody)) == [["5001"]]
