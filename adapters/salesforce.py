@@ -12,7 +12,7 @@ Ids come in two forms, errors as lists, limits as 403, and a row that is locked 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -64,6 +64,7 @@ class Salesforce(Adapter):
             Capability.NOTES,
             Capability.SWEEP,
             Capability.SWEEP_CHANGES,
+            Capability.TASKS,
             Capability.TEAMS,
         }
     )
@@ -176,6 +177,21 @@ class Salesforce(Adapter):
         if owners and owners[0]:
             task["OwnerId"] = owners[0]
         client.post(f"{api.base(client)}/sobjects/Task", json=task)
+
+    def find_task(self, client: Client, ref: str, marker: str) -> bool:
+        """As notes, which are tasks as well."""
+        return self.find_note(client, ref, marker)
+
+    def add_task(self, client: Client, ref: str, agent_ref: str, text: str, marker: str, due: datetime) -> None:
+        """A task of the agent's. It is due on a day (UTC); the reminder has the time."""
+        due = due.astimezone(UTC)
+        task = {"WhoId": ref, "OwnerId": agent_ref, "Subject": text[:255], "Description": marker}
+        until = {
+            "ActivityDate": f"{due:%Y-%m-%d}",
+            "IsReminderSet": True,
+            "ReminderDateTime": f"{due:%Y-%m-%dT%H:%M:%SZ}",
+        }
+        client.post(f"{api.base(client)}/sobjects/Task", json=task | until)
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Users with a full licence, inactive ones too."""

@@ -40,7 +40,8 @@ class FakePipedrive(Fake):
         assert api == "api"
         places = {
             ("v1", "leads"): self._leads, ("v2", "persons"): self._persons, ("v1", "notes"): self._notes,
-            ("v1", "users"): self._users, ("v1", "webhooks"): self._webhooks, ("v1", "legacyTeams"): self._teams,
+            ("v2", "activities"): self._activities, ("v1", "users"): self._users, ("v1", "webhooks"): self._webhooks,
+            ("v1", "legacyTeams"): self._teams,
         }  # fmt: skip
         return places[version, name](asked, *rest)
 
@@ -110,6 +111,21 @@ class FakePipedrive(Fake):
         kept = [f"<b>{html.escape(s)}</b><br>{html.escape(b)}" for s, b in (row.notes if row else [])]
         more = {"pagination": {"start": 0, "limit": 100, "more_items_in_collection": False}}
         return ok([{"id": n, "content": text} for n, text in enumerate(kept, 1)] or None, additional_data=more)
+
+    def _activities(self, asked: Received) -> Reply:
+        if asked.method == "POST":
+            said = asked.json
+            assert (said["type"], said["done"]) == ("call", False)
+            row = self.leads[said["lead_id"]]
+            assert said["participants"] == [{"person_id": self.person_of(row), "primary": True}]
+            text, due = f"{said['subject']} {said['note']}", f"{said['due_date']}T{said['due_time']}Z"
+            row.tasks.append((str(said["owner_id"]), text, due))
+            return ok({"id": int(self.new_ref())})
+        found = self.leads.get(asked.query["lead_id"])
+        rows = [
+            {"id": n, "subject": "s", "note": text} for n, (_, text, _) in enumerate(found.tasks if found else [], 1)
+        ]
+        return ok(rows, additional_data={"next_cursor": None})
 
     def _user(self, row: AgentRow) -> dict[str, Any]:
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from urllib.parse import parse_qsl
@@ -276,6 +276,25 @@ def test_deals_and_persons_may_be_the_leads(mock: responses.RequestsMock) -> Non
     ]
     with client(object="company") as made:
         assert "lead, deal, person" in failing(lambda: CRM.fetch_leads(made, ["1"])).text
+
+
+def test_a_task_is_a_call_with_the_person_due_in_utc(mock: responses.RequestsMock) -> None:
+    serve(mock, "/api/v2/activities", {"id": 5}, "POST")
+    serve(mock, "/api/v2/deals/31", {"id": 31, "owner_id": ANN, "person_id": 77})
+    serve(mock, f"/api/v1/leads/{LEAD}", LEAD_ROW | {"person_id": None, "organization_id": 9})
+    due = datetime(2026, 3, 2, 23, 55, tzinfo=timezone(timedelta(hours=-6)))
+    for entity, ref in (("deal", "31"), ("person", "1092"), ("lead", LEAD)):
+        with client(object=entity, nobody=str(ME)) as made:
+            CRM.add_task(made, ref, str(ANN), "Call within 5 minutes", "[m]", due)
+    call = {
+        "subject": "Call within 5 minutes", "type": "call", "owner_id": ANN, "note": "[m]", "done": False,
+        "due_date": "2026-03-03", "due_time": "05:55",
+    }  # fmt: skip
+    assert [body for _, body in sent(mock, "POST")] == [
+        call | {"deal_id": 31, "participants": [{"person_id": 77, "primary": True}]},
+        call | {"participants": [{"person_id": 1092, "primary": True}]},
+        call | {"lead_id": LEAD},
+    ]
 
 
 def test_a_test_lead_is_nobodys_and_leaves_no_person_behind(mock: responses.RequestsMock) -> None:
