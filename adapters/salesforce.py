@@ -130,17 +130,14 @@ class Salesforce(Adapter):
         """By query, which leaves out the deleted; the converted are left out as well.
 
         When one of those is asked for that were merged into another lead, that lead comes along, with their ids as
-        former ones.
+        former ones; also where it was merged into a third by then.
         """
         found: dict[str, Lead] = {}
         refs = list(dict.fromkeys(reading.id18(ref) for ref in refs if reading.is_id(ref)))
         for start in range(0, len(refs), self.max_batch):
             wanted = refs[start : start + self.max_batch]
             found |= {lead.ref: lead for lead in api.leads(client, wanted) if lead.ref in wanted}
-            masters: dict[str, list[str]] = {}
-            for ref, master in api.merged(client, [ref for ref in wanted if ref not in found]):
-                masters.setdefault(master, []).append(ref)
-            found |= {lead.ref: lead for lead in api.leads(client, list(masters), masters) if lead.ref in masters}
+            found |= api.survivors(client, [ref for ref in wanted if ref not in found])
         return found
 
     def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:

@@ -27,6 +27,7 @@ _ENOUGH_USED = 0.95  # of the day's calls: what is left is for owner writes, and
 _LAG = timedelta(seconds=120)  # for which a message may wait in Salesforce's queue
 _LITTLE = 5  # less than this part of them left is worth telling
 _USED_UP = 900.0  # seconds until a sweep looks again whether there are calls to spare
+_MERGES = 5  # of leads into one another that are followed
 _HIDDEN = "hidden fields"  # under which name a client remembers them
 _GROUPS = "SELECT Id, Name FROM Group WHERE Type = 'Regular'"
 _QUEUES = "SELECT QueueId, Queue.Name FROM QueueSobject WHERE SobjectType = 'Lead'"
@@ -129,6 +130,19 @@ def merged(client: Client, refs: Sequence[str]) -> list[tuple[str, str]]:
     soql = f"SELECT Id, MasterRecordId FROM Lead WHERE IsDeleted = true AND Id IN {reading.any_of(refs)}"  # noqa: S608
     rows = every(client, soql, lambda row: (ref_of(row, "Id"), row.optional_ref("MasterRecordId")), deleted=True)
     return [(ref, reading.id18(master)) for ref, master in rows if master]
+
+
+def survivors(client: Client, refs: Sequence[str]) -> dict[str, Lead]:
+    """Of leads that are not shown any more: those that go on for the merged ones, by their own ids."""
+    found: dict[str, Lead] = {}
+    former: dict[str, list[str]] = {ref: [] for ref in refs}
+    for _ in range(_MERGES):
+        masters: dict[str, list[str]] = {}
+        for ref, master in merged(client, list(former)):
+            masters.setdefault(master, []).extend([*former[ref], ref])
+        found |= {lead.ref: lead for lead in leads(client, list(masters), masters) if lead.ref in masters}
+        former = {master: ids for master, ids in masters.items() if master not in found}
+    return found
 
 
 def sweep(client: Client, column: str, since: datetime, definition: UnassignedDefinition) -> Iterator[Sequence[str]]:

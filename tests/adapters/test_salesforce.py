@@ -288,6 +288,11 @@ def test_the_merged_bring_the_lead_that_goes_on(running: Running) -> None:
     fake.deleted = {"5001": "5002", "5003": "5002", "5004": None}
     found = CRM.fetch_leads(running.client, ["5001", "5003", "5004", "5005"])
     assert {ref: lead.former_refs for ref, lead in found.items()} == {"5002": ("5001", "5003"), "5005": ()}
+    fake.deleted["5002"] = "5005"  # the one that went on is merged, too
+    found = CRM.fetch_leads(running.client, ["5003", "5001", "5004"])
+    assert {ref: set(lead.former_refs) for ref, lead in found.items()} == {"5005": {"5001", "5002", "5003"}}
+    fake.deleted["5005"] = "5001"  # a ring, which is none that Salesforce would make
+    assert CRM.fetch_leads(running.client, ["5001"]) == {}
 
 
 def test_a_sweep_reads_all_pages_of_the_queues_that_count(running: Running) -> None:

@@ -153,8 +153,9 @@ class Sales(Live):
 
     def session_ends(self) -> None:
         """The token ends before its time, some while after it was given."""
-        self.fake.token = "another"
+        # First its age: whoever calls meanwhile must not be refused with a token that counts as new.
         self.sql("UPDATE oauth_grants SET renewed_at = clock_timestamp() - interval '11 minutes' WHERE tenant_id = :t")
+        self.fake.token = "another"
 
 
 def is_ack(answer: Answer) -> bool:
