@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from adapters import registry
 from adapters.base import Capability
+from adapters.client import Unsendable, checked_base
 from adapters.oauth import App
 from connector import work
 from connector.database import unit
@@ -49,6 +50,15 @@ def secrets_of(crm: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((_CLIENT_SECRET, signs or _CLIENT_SECRET)))
 
 
+def address_problems(runtime: Runtime, base_url: str) -> list[str]:
+    """What keeps Turnlock from calling this address; empty where nothing does."""
+    try:
+        checked_base(base_url, runtime.settings.allow_private_hosts)
+    except Unsendable as error:
+        return [error.text]
+    return []
+
+
 def set_app(
     runtime: Runtime,
     crm: str,
@@ -65,7 +75,8 @@ def set_app(
     if registry.adapter(crm).oauth is None:
         raise TurnlockError(f"{crm}: apps of this CRM are not supported; add tenants with credentials of their own")
     wanted = secrets_of(crm)
-    problems = [
+    problems = address_problems(runtime, base_url) if base_url is not None else []
+    problems += [
         f"{name}: an app has no such {what}; it has {', '.join(known)}"
         for what, given, known in (("parameter", parameters, _PARAMETERS), ("secret", secret_values, wanted))
         for name in given.keys() - {*known}

@@ -97,6 +97,8 @@ def add_tenant(
             how = "--secret" if p["secure"] else "--param"
             problems.append(f"{p['name']}: missing; give it with {how} {p['name']} ({p['help']})")
     told = by_oauth and spec is not None and spec.base_url is not None  # with the account's consent
+    if base_url is not None:
+        problems += apps.address_problems(runtime, base_url)
     if base_url is None and registry.adapter(crm).default_base_url is None and not told:
         problems.append(f"base URL: missing; {crm} has no address of its own, give it with --base-url")
     if problems:

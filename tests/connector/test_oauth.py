@@ -146,6 +146,25 @@ def test_problems_are_told_at_once_with_their_fix(live: AppRig) -> None:
         apps.set_app(live.runtime, "bottlecrm", parameters={}, secret_values={})
 
 
+def test_an_address_or_a_secret_that_cannot_be_sent_is_told_with_its_fix(runtime: Runtime) -> None:
+    def add(base_url: str, token: str) -> tenants.Finding:
+        given = {"base_url": base_url, "parameters": {}, "secret_values": {"access_token": token}}
+        tenants.add_tenant(runtime, "acme", "salesforce", **given)  # type: ignore[arg-type]
+        with runtime.engine.connect() as conn:
+            (finding,) = tenants.check(runtime, runtime.tenant_named(conn, "acme"))
+        return finding
+
+    runtime.settings = replace(runtime.settings, allow_private_hosts=False)
+    with pytest.raises(TurnlockError, match="only https on port 443"):
+        add("http://acme.example.com", "t")
+    with pytest.raises(TurnlockError, match="only https on port 443"):
+        apps.set_app(runtime, "hubspot", parameters={"client_id": "1"}, secret_values={"client_secret": "x"},
+                     base_url="http://acme.example.com")  # fmt: skip
+    finding = add("https://acme.example.com", "canary é")
+    assert (finding.ok, "canary" in repr(finding)) == (False, False)
+    assert "header Authorization" in finding.fix
+
+
 def test_no_token_is_stored_or_told_in_clear(live: AppRig) -> None:
     with captured_logs() as told:
         live.connect()
