@@ -320,6 +320,20 @@ def test_an_account_that_was_moved_is_called_where_it_is_now(live: Sales) -> Non
         assert not any(asked.method == "PATCH" for asked in live.server.received)
 
 
+def test_an_address_that_sends_elsewhere_is_told_before_any_lead_is_read(live: Sales) -> None:
+    live.wait_chores()  # else one of them tells of it
+    real, live.server.handle = live.server.handle, lambda _: Reply(302, headers={"Location": "https://new.example.com"})
+    live.queued("5001")
+    assert is_ack(live.message("5001"))
+    until(lambda: "crm_refuses_us" in live.alarms(), what="the alarm")
+    said = live.one("SELECT text FROM alarms WHERE tenant_id = :t AND kind = 'crm_refuses_us'")
+    assert "enter the final address" in str(said)
+    live.server.handle = real
+    live.due_now()
+    live.owned("5001")
+    live.in_step("5001")
+
+
 def test_a_consent_that_was_taken_back_needs_a_human_and_then_all_goes_on(live: Sales) -> None:
     live.queued("5001")
     live.login.dead = True
