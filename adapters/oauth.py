@@ -29,8 +29,8 @@ _GIVEN_NONE = (
 )
 _APP_REFUSED = "The CRM refuses the app itself. Correct its client id and client secret with `turnlock app`."
 _OWN_APP_REFUSED = (
-    "The CRM refuses the tenant's own app. Correct its secret with `turnlock tenant secret <tenant> client_secret`; "
-    "where the client id is wrong, uninstall the tenant and add it again."
+    "The CRM refuses the tenant's own app. Correct its secret with `turnlock tenant secret <tenant> client_secret`, or "
+    "its id with `turnlock tenant set <tenant> --param client_id=...`."
 )
 _INACTIVE = "The CRM says that the connected user or the whole account is inactive. Reactivate it there."
 # RFC 6749, 5.2, and Salesforce's own word for an id that it does not know (help: OAuth 2.0 error codes).

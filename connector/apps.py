@@ -35,6 +35,8 @@ ANOTHER = (
     "This is another account than the one that this tenant is. Sign in to that one and try again, or add a tenant of "
     "its own for this one."
 )
+#: What an app of a tenant's own shows its CRM.
+OF_OWN_APP = frozenset({"client_id", _CLIENT_SECRET})
 _PARAMETERS = ("client_id", "authorize_url", "pkce")
 
 

@@ -27,10 +27,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-# What a tenant's own app shows its CRM.
-_OWN_APP = frozenset({"client_id", "client_secret"})
-
-
 @dataclass(frozen=True, slots=True)
 class Installed:
     """What an install did and what a human must still do."""
@@ -72,11 +68,11 @@ def add_tenant(
             except TurnlockError as error:
                 problems.append(str(error))
     own_app = spec is not None and spec.client_credentials and not by_oauth
-    own_app = own_app and bool(_OWN_APP & {*parameters, *secret_values})
+    own_app = own_app and bool(apps.OF_OWN_APP & {*parameters, *secret_values})
     replaced = spec.replaces if spec is not None and (by_oauth or own_app) else frozenset[str]()
-    replaced |= _OWN_APP if spec is not None and spec.client_credentials and by_oauth else frozenset()
+    replaced |= apps.OF_OWN_APP if spec is not None and spec.client_credentials and by_oauth else frozenset()
     known = {p["name"]: p for p in manifest.load()["adapters"][crm]["parameters"]}
-    needed = {p["name"] for p in known.values() if p["required"]} | (_OWN_APP if own_app else frozenset())
+    needed = {p["name"] for p in known.values() if p["required"]} | (apps.OF_OWN_APP if own_app else frozenset())
     for given in (*parameters, *secret_values):
         if given not in known:
             problems.append(f"{given}: {crm} has no such parameter; it has {', '.join(known)}")

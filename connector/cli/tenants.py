@@ -129,6 +129,27 @@ def tenant_list(removed: bool, as_json: bool) -> None:
     table(columns, cells, none="No tenant yet; `turnlock tenant add` makes one.")
 
 
+@tenant.command("set")
+@click.argument("name")
+@click.option("--base-url", callback=_address, help="The new address of the CRM, of the same account.")
+@click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Empty: the default.")
+@json_option
+def tenant_set(name: str, base_url: str | None, params: dict[str, str], as_json: bool) -> None:
+    """Change plain parameters of a tenant, or where its CRM is. Secrets are set with `turnlock tenant secret`.
+
+    Example: turnlock tenant set acme --param price_field=Budget__c
+    """
+    from connector import tenant_changes
+
+    with tenant_session(name) as (runtime, found):
+        now = tenant_changes.change(runtime, found, parameters=params, base_url=base_url)
+    if as_json:
+        print_json({"tenant": found.name, "parameters": dict(now), "base_url": base_url or found.base_url})
+    else:
+        shown = ", ".join(f"{key}={value}" for key, value in sorted(now.items())) or "all as by default"
+        say(f"{found.name}: {shown}. Next: `turnlock check {found.name}`.")
+
+
 @tenant.command("secret")
 @click.argument("name")
 @click.argument("key")
