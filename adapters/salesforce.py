@@ -160,8 +160,11 @@ class Salesforce(Adapter):
         return OwnerWrite()
 
     def find_note(self, client: Client, ref: str, marker: str) -> bool:
-        """Among the newest tasks of the lead: a query can read descriptions, but not look for one."""
-        of = f"WHERE WhoId = {reading.quoted(ref)} ORDER BY CreatedDate DESC LIMIT 200"
+        """Among the newest tasks of the lead: a query can read descriptions, but not look for one.
+
+        Each may have 32,000 characters, and of an answer a megabyte is read.
+        """
+        of = f"WHERE WhoId = {reading.quoted(ref)} ORDER BY CreatedDate DESC LIMIT 30"
         soql = f"SELECT Id, Description FROM Task {of}"  # noqa: S608 - quoted
         texts = api.pages(client, soql, lambda row: row.text("Description") or "")
         return any(marker in text for page in texts for text in page)

@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import SQLAlchemyError
 
 from adapters import oauth as calls
 from adapters import registry
@@ -109,13 +111,32 @@ def renew(runtime: Runtime, tenant: Tenant, *, look_again: float = 60.0) -> floa
             conn.execute(sa.update(oauth_grants).where(mine).values(values))
         _log.warning("not renewed", tenant=tenant.name, outcome=error.outcome.value, status=error.status)
         raise
-    with unit(runtime.engine) as (conn, _):
-        if not conn.execute(sa.update(oauth_grants).where(mine).values(_kept(runtime, tenant, tokens))).rowcount:
-            _log.warning("renewed too late", tenant=tenant.name)
-            return look_again
-        close_alarm(conn, tenant.tenant_id, _ALARM)
-    runtime.forget_secrets()
+    try:
+        with unit(runtime.engine) as (conn, _):
+            stored = _store(conn, runtime, tenant, tokens, mine)
+    except SQLAlchemyError as error:
+        # The CRM may have ended the old refresh token with its answer: what it gave must not be lost with the database.
+        # It is stored once that is there again, as long as the old one stands; whoever asked with that meanwhile was
+        # told that the grant is over, and sees by the new one that it is not.
+        same = sa.and_(alive, g.sealed_refresh.is_not_distinct_from(row.sealed_refresh))
+        later = partial(_store, runtime=runtime, tenant=tenant, tokens=tokens, still=same)
+        runtime.abandoned.note(error, later)
+        raise
+    if not stored:
+        _log.warning("renewed too late", tenant=tenant.name)
+        return look_again
     return _until_due(tokens)
+
+
+def _store(
+    conn: sa.Connection, runtime: Runtime, tenant: Tenant, tokens: Tokens, still: sa.ColumnElement[bool]
+) -> bool:
+    """Keep what the CRM gave, where that is `still` wanted; whether it is."""
+    if not conn.execute(sa.update(oauth_grants).where(still).values(_kept(runtime, tenant, tokens))).rowcount:
+        return False
+    close_alarm(conn, tenant.tenant_id, _ALARM)
+    runtime.forget_secrets()
+    return True
 
 
 def give_back(runtime: Runtime, tenant: Tenant) -> None:

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
@@ -292,6 +293,30 @@ def test_a_token_that_ended_is_renewed_once_and_the_calls_are_made_again(live: S
     assert not live.login.dead  # no refresh token was used twice
     assert "crm_refuses_us" not in live.alarms()
     assert "reconnect_needed" not in live.alarms()
+
+
+def test_a_refresh_token_that_could_not_be_stored_at_once_is_not_lost(
+    live: Sales, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.stop_worker()
+    runtime, tenant, kept = live.runtime, live.tenant, oauth._kept
+    live.sql("UPDATE oauth_grants SET due_at = clock_timestamp(), expires_at = clock_timestamp() WHERE tenant_id = :t")
+    runtime.forget_secrets()
+
+    def lost(*_: Any) -> Any:
+        monkeypatch.setattr(oauth, "_kept", kept)
+        raise OperationalError("UPDATE", {}, psycopg.OperationalError("gone"), connection_invalidated=True)
+
+    monkeypatch.setattr(oauth, "_kept", lost)
+    with pytest.raises(OperationalError):
+        oauth.renew(runtime, tenant)
+    live.sql("UPDATE oauth_grants SET lease = NULL WHERE tenant_id = :t")  # it ended with the connection
+    runtime.abandoned.give_back(runtime.engine)  # as a worker does once the database answers
+    assert oauth.client(runtime, tenant).credentials.secrets["access_token"] == "canary-session-2"
+    live.sql("UPDATE oauth_grants SET due_at = clock_timestamp() WHERE tenant_id = :t")
+    oauth.renew(runtime, tenant)
+    assert not live.login.dead  # each refresh token was used once
+    assert len(live.login.asked) == 3
 
 
 def test_a_token_that_another_worker_renewed_is_not_doubted_again(live: Sales) -> None:
