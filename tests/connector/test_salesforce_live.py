@@ -345,6 +345,20 @@ def test_an_account_that_was_moved_is_called_where_it_is_now(live: Sales) -> Non
         assert not any(asked.method == "PATCH" for asked in live.server.received)
 
 
+def test_a_lead_that_cannot_be_read_parks_alone(live: Sales) -> None:
+    refs = [str(5000 + n) for n in range(9)]
+    live.queued(*refs)
+    live.fake.leads["5003"].pond, live.fake.leads["5003"].owner = None, "who's this"
+    assert is_ack(live.message(*refs))
+    rest = [ref for ref in refs if ref != "5003"]
+    live.owned(*rest)
+    live.in_step(*rest)
+    (parked,) = [event for event in live.events() if event.state == "parked"]
+    assert (parked.ref, parked.reason) == ("5003", "crm_answer_unreadable")
+    assert live.alarms() == {"event_parked"}
+    assert len(live.turns()) == 8
+
+
 def test_an_address_that_sends_elsewhere_is_told_before_any_lead_is_read(live: Sales) -> None:
     live.wait_chores()  # else one of them tells of it
     real, live.server.handle = live.server.handle, lambda _: Reply(302, headers={"Location": "https://new.example.com"})
