@@ -276,11 +276,12 @@ class Pipedrive(Adapter):
                 yield Finding("budget", not low, f"{left[0]} of {left[1]} API tokens left today", fix)
 
         def leads() -> Iterator[Finding]:
-            thing = api.thing(client)
-            answer = client.get(thing.path, params={"limit": "1"})
-            with answer.reading():
-                reading.rows_of(answer.data)
-            yield Finding("leads", True, f"{thing.entity}s are readable")
+            # Persons have a scope of their own, and without the person no lead can be read.
+            for kind in dict.fromkeys((api.thing(client), reading.THINGS["person"])):
+                answer = client.get(kind.path, params={"limit": "1"})
+                with answer.reading():
+                    reading.rows_of(answer.data)
+                yield Finding("leads", True, f"{kind.entity}s are readable")
 
         def people() -> Iterator[Finding]:
             found, named = list(self.list_agents(client)), client.credentials.parameters.get("nobody") or ""

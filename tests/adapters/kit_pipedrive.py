@@ -92,6 +92,8 @@ class FakePipedrive(Fake):
         return ok(rows[start:end], additional_data={"pagination": more})
 
     def _persons(self, asked: Received, ref: str = "") -> Reply:
+        if asked.method == "GET" and not ref:
+            return ok([], additional_data={"next_cursor": None})
         if asked.method == "POST":
             self.emails[new := self.new_ref()] = asked.json["emails"][0]["value"]
             return ok({"id": int(new)})

@@ -538,11 +538,15 @@ def test_a_check_tells_of_rights_budget_and_failing_deliveries(mock: responses.R
     me = {"id": ME, "company_domain": "acme", "access": [{"app": "sales", "admin": False}]}
     mock.add("GET", f"{BASE}/api/v1/users/me", json={"success": True, "data": me}, headers=budget)
     serve(mock, "/api/v1/leads", [])
+    no_scope = {"success": False, "error": "Scope and URL mismatch", "errorCode": 403}
+    mock.add("GET", f"{BASE}/api/v2/persons", json=no_scope, status=403)
     serve(mock, "/api/v1/users", [{"id": ME, "name": "Iris Integration", "active_flag": True}])
     serve(mock, "/api/v1/webhooks", [*WHOLE[:2], WHOLE[2] | {"last_http_status": 401}])
     with client(nobody=f"{ME}, {BOB}") as made:
         found = {f.where: f for f in CRM.check(made, URL)}
-    assert {where for where, f in found.items() if not f.ok} == {"rights", "budget", "agents", "nobody", "deliveries"}
+    lacking = {where for where, f in found.items() if not f.ok}
+    assert lacking == {"rights", "budget", "leads", "agents", "nobody", "deliveries"}
+    assert "lacks a scope" in found["leads"].fix
     assert found["nobody"].what == f"{ME}, {BOB}: their leads are nobody's"
     assert str(BOB) in found["nobody"].fix
     assert found["budget"].what == "812 of 150000 API tokens left today"
