@@ -125,6 +125,7 @@ def renew(runtime: Runtime, tenant: Tenant, *, look_again: float = 60.0) -> floa
     if not stored:
         _log.warning("renewed too late", tenant=tenant.name)
         return look_again
+    runtime.forget_secrets()  # after the commit, or a thread would go on with what it reads before
     return _until_due(tokens)
 
 
@@ -135,7 +136,6 @@ def _store(
     if not conn.execute(sa.update(oauth_grants).where(still).values(_kept(runtime, tenant, tokens))).rowcount:
         return False
     close_alarm(conn, tenant.tenant_id, _ALARM)
-    runtime.forget_secrets()
     return True
 
 
