@@ -89,7 +89,7 @@ def connect(tenant: str, as_json: bool) -> None:
     """Make a link with which the admin of TENANT's account grants access. It is good for 30 minutes.
 
     Whoever opens it can connect an account of theirs: send it to that admin only. A tenant with an app of its own needs
-    no link: it is asked for a token at once.
+    no link: Turnlock asks for a token at once.
 
     Example: turnlock connect acme
     """
