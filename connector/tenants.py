@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -37,6 +37,27 @@ class Installed:
     by_hand: tuple[str, ...] = field(default=())
 
 
+def _access(crm: str, by_oauth: bool, given: Collection[str]) -> tuple[bool, frozenset[str]]:
+    """Whether a tenant that is given these has an app of its own, and what it need not be given for how it connects."""
+    spec = registry.adapter(crm).oauth
+    if spec is None:
+        return False, frozenset()
+    of_own_app = apps.OF_OWN_APP if spec.client_credentials else frozenset()
+    if by_oauth:
+        return False, spec.replaces | of_own_app
+    own_app = not of_own_app.isdisjoint(given)
+    return own_app, spec.replaces if own_app else frozenset()
+
+
+def needed_of(crm: str, *, by_oauth: bool, given: Collection[str]) -> frozenset[str]:
+    """The parameters and secrets that a new tenant must be given, which depends on how it connects and so on others."""
+    own_app, replaced = _access(crm, by_oauth, given)
+    listed = manifest.load()["adapters"][crm]["parameters"]
+    return (
+        frozenset(p["name"] for p in listed if p["required"]) | (apps.OF_OWN_APP if own_app else frozenset())
+    ) - replaced
+
+
 def add_tenant(
     runtime: Runtime,
     name: str,
@@ -67,12 +88,9 @@ def add_tenant(
                 base_url = base_url or app_base_url
             except TurnlockError as error:
                 problems.append(str(error))
-    own_app = spec is not None and spec.client_credentials and not by_oauth
-    own_app = own_app and bool(apps.OF_OWN_APP & {*parameters, *secret_values})
-    replaced = spec.replaces if spec is not None and (by_oauth or own_app) else frozenset[str]()
-    replaced |= apps.OF_OWN_APP if spec is not None and spec.client_credentials and by_oauth else frozenset()
+    own_app, replaced = _access(crm, by_oauth, {*parameters, *secret_values})
     known = {p["name"]: p for p in manifest.load()["adapters"][crm]["parameters"]}
-    needed = {p["name"] for p in known.values() if p["required"]} | (apps.OF_OWN_APP if own_app else frozenset())
+    needed = needed_of(crm, by_oauth=by_oauth, given={*parameters, *secret_values})
     for given in (*parameters, *secret_values):
         if given not in known:
             problems.append(f"{given}: {crm} has no such parameter; it has {', '.join(known)}")

@@ -47,12 +47,12 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | 
     return value.rstrip("/")
 
 
-def _parameters(crm: str) -> list[Mapping[str, Any]]:
+def _parameters(crm: str) -> list[dict[str, Any]]:
     from adapters import registry
     from connector import manifest
 
     registry.adapter(crm)  # raises for one that there is not, with those there are
-    found: list[Mapping[str, Any]] = manifest.load()["adapters"][crm]["parameters"]
+    found: list[dict[str, Any]] = manifest.load()["adapters"][crm]["parameters"]
     return found
 
 
@@ -87,7 +87,9 @@ def tenant_add(
 
     parameters = _parameters(crm)
     with session() as runtime:
-        values = secrets.gather(named, parameters)
+        given = {*params, *(one.partition("=")[0] for one in named)}
+        needed = tenants.needed_of(crm, by_oauth=by_oauth, given=given)
+        values = secrets.gather(named, [p | {"required": p["name"] in needed} for p in parameters])
         tenant_id = tenants.add_tenant(
             runtime, name, crm, base_url=base_url, parameters=params, secret_values=values, by_oauth=by_oauth
         )

@@ -26,6 +26,14 @@ def acme(database: Settings) -> Cli:
     return cli
 
 
+def test_who_has_an_app_is_asked_for_its_secret_and_for_no_token(database: Settings) -> None:
+    cli = Cli(database, {"TURNLOCK_SECRET_ACCESS_TOKEN": "of another", "TURNLOCK_SECRET_CLIENT_SECRET": "canary"})
+    add = ("tenant", "add", "beta", "--crm", "salesforce", "--base-url", "https://acme.example.com")
+    cli(*add, "--param", "client_id=3MVG9")
+    assert cli.json("tenant", "set", "beta", "--param", "client_id=3MVG8")["parameters"]["client_id"] == "3MVG8"
+    assert "client_id: cannot be empty" in cli("tenant", "set", "beta", "--param", "client_id=", code=1).stderr
+
+
 def test_parameters_are_changed_and_taken_back(acme: Cli) -> None:
     assert "price_field=Budget__c" in acme("tenant", "set", "acme", "--param", "price_field=Budget__c").stdout
     found = acme.json("tenant", "set", "acme", "--param", "fields=", "--param", "sweep_min_age=")
