@@ -31,13 +31,20 @@ from adapters.payload import ANSWER, Limits, read_json
 from adapters.transport import Call, NotPublic, Transport, running
 from adapters.upkeep import http_date
 
-__all__ = ["Answer", "Client", "CrmError", "Fault", "Outcome", "PrivateHost", "Verdict", "Who", "verdict"]
+__all__ = ["Answer", "Client", "CrmError", "Fault", "Outcome", "PrivateHost", "Unsendable", "Verdict", "Who", "verdict"]
 
 MAX_RETRY_AFTER = 3600.0  # seconds; a CRM that asks for more is asked again after an hour
 _READS = frozenset({"GET", "HEAD"})
 _PORTS = {"https": 443, "http": 80}
 _UNSENDABLE = "The address or a header cannot be sent. Correct the CRM's base address and credentials."
 _FAILURES = (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, UnicodeError)
+
+
+class Unsendable(CrmError):
+    """A base address or a header with which no call can be made, until an admin corrects it. Nothing was sent."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Outcome.FORBIDDEN, text=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +113,7 @@ class Client:
         gate: is asked before each call and told of each answer; without it nobody counts.
 
     Raises:
-        ValueError: a base address or header that can never be sent; the text names the fix, never a header's value.
+        Unsendable: a base address or header that can never be sent; the text names the fix, never a header's value.
     """
 
     def __init__(
@@ -131,7 +138,7 @@ class Client:
         self.now = now
         # What an adapter has learnt of this account and would else ask before each call; gone with the client.
         self.learnt: dict[str, Any] = {}
-        self._origin = _origin(_checked_base(base_url, allow_private_hosts))
+        self._origin = _origin(checked_base(base_url, allow_private_hosts))
         self._allow_private = allow_private_hosts
         self._refine, self._asks_to_wait, self._words, self._gate = refine, asks_to_wait, words, gate
         self._times = (connect_timeout, read_timeout, deadline)
@@ -312,19 +319,20 @@ def _origin(parts: SplitResult) -> tuple[str, str, int]:
     return scheme, (parts.hostname or "").lower(), parts.port or _PORTS.get(scheme, 0)
 
 
-def _checked_base(base_url: str, allow_private_hosts: bool) -> SplitResult:
+def checked_base(base_url: str, allow_private_hosts: bool) -> SplitResult:
+    """The parts of a base address that can be called. Raises :class:`Unsendable` with what to correct."""
     try:
         parts = urlsplit(base_url)
         port = parts.port
     except ValueError:
-        raise ValueError("base address: not a web address; give it the form https://crm.example.com") from None
+        raise Unsendable("base address: not a web address; give it the form https://crm.example.com") from None
     if parts.scheme not in _PORTS or not parts.hostname or "@" in parts.netloc or parts.query or parts.fragment:
-        raise ValueError(
+        raise Unsendable(
             "base address: needs a host and may hold no user, query or fragment; give it the form "
             "https://crm.example.com/api"
         )
     if not allow_private_hosts and (parts.scheme != "https" or port not in (None, 443)):
-        raise ValueError(
+        raise Unsendable(
             "base address: only https on port 443 is spoken to; correct it, or set TURNLOCK_ALLOW_PRIVATE_HOSTS=1 "
             "for a CRM of your own network"
         )
@@ -335,5 +343,5 @@ def _checked_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Refused here because ``requests`` would name the value, which may be a secret, in its error."""
     for name, value in headers.items():
         if not (value.isascii() and value.isprintable()) or value != value.strip():
-            raise ValueError(f"header {name}: holds a character that cannot be sent; enter its value again")
+            raise Unsendable(f"header {name}: holds a character that cannot be sent; enter its value again")
     return headers

@@ -1,6 +1,6 @@
-"""OAuth 2.0 for adapters: consent by authorization code, PKCE, renewal. Pure but for the two calls.
+"""OAuth 2.0 for adapters: consent by authorization code, PKCE, renewal; client credentials. Pure but for the calls.
 
-Sources: RFC 6749 (4.1, 6), RFC 7636 (PKCE, S256), RFC 9700 (current practice).
+Sources: RFC 6749 (4.1, 4.4, 6), RFC 7636 (PKCE, S256), RFC 7009 (revocation), RFC 9700 (current practice).
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ LIFETIME = 3600.0
 _LONGEST = 86400.0  # a token that is said to live longer is renewed daily all the same
 _NOT_CONNECTED = "The CRM account is not connected yet. Run `turnlock connect` and open its link."
 _RECONNECT = "The CRM account took its consent back, or it ended. Run `turnlock connect` and open its link."
+_GIVEN_NONE = (
+    "The CRM gives the tenant's own app no token. See there that its client credentials flow is on and runs as an "
+    "active user, and that the base address is the account's own; then run `turnlock connect`."
+)
 _APP_REFUSED = "The CRM refuses the app itself. Correct its client id and client secret with `turnlock app`."
+_OWN_APP_REFUSED = (
+    "The CRM refuses the tenant's own app. Correct its secret with `turnlock tenant secret <tenant> client_secret`, or "
+    "its id with `turnlock tenant set <tenant> --param client_id=...`."
+)
 _INACTIVE = "The CRM says that the connected user or the whole account is inactive. Reactivate it there."
 # RFC 6749, 5.2, and Salesforce's own word for an id that it does not know (help: OAuth 2.0 error codes).
 _OF_THE_APP = frozenset({"invalid_client", "unauthorized_client", "invalid_client_id"})
@@ -40,7 +48,10 @@ class OAuth:
     registration names them. With `basic` the app proves itself to the token address by HTTP Basic (RFC 6749, 2.3.1),
     else in the form's body. With `own_host` consent and tokens are had at the tenant's own base address, where it names
     one. `revoke_url` is where a token is given back (RFC 7009); None where the CRM has no such address. Unless
-    `revoke_proves` is False the app proves itself there, too.
+    `revoke_proves` is False the app proves itself there, too. With `client_credentials` a tenant may have an app of its
+    own, which is given tokens without anybody's consent (RFC 6749, 4.4), at the tenant's own base address. `removed`
+    reads which account has removed the app out of what the CRM then sends to the app's callback address, with the app's
+    :func:`basic`; None where it sends nothing.
     """
 
     authorize_url: str
@@ -54,6 +65,8 @@ class OAuth:
     own_host: bool = False
     revoke_url: str | None = None
     revoke_proves: bool = True
+    client_credentials: bool = False
+    removed: Callable[[Fields], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +92,8 @@ class Tokens:
 class NotConnected(CrmError):
     """There is no token to call with, and only a human can change that. No call was made."""
 
-    def __init__(self, *, before: bool) -> None:
-        super().__init__(Outcome.REAUTHORISE, text=_RECONNECT if before else _NOT_CONNECTED)
+    def __init__(self, *, before: bool, own_app: bool = False) -> None:
+        super().__init__(Outcome.REAUTHORISE, text=_GIVEN_NONE if own_app else _RECONNECT if before else _NOT_CONNECTED)
 
 
 class StaleToken(CrmError):
@@ -93,8 +106,8 @@ class StaleToken(CrmError):
 class DeadGrant(CrmError):
     """The CRM says that the grant is over (``invalid_grant``): repeating never helps."""
 
-    def __init__(self, status: int | None) -> None:
-        super().__init__(Outcome.REAUTHORISE, status=status, text=_RECONNECT)
+    def __init__(self, status: int | None, *, own_app: bool = False) -> None:
+        super().__init__(Outcome.REAUTHORISE, status=status, text=_GIVEN_NONE if own_app else _RECONNECT)
 
 
 def challenge(verifier: str) -> str:
@@ -123,27 +136,40 @@ def renew(client: Client, oauth: OAuth, app: App, refresh: str) -> Tokens:
     return _ask(client, oauth, app, {"grant_type": "refresh_token", "refresh_token": refresh})
 
 
-def revoke(client: Client, oauth: OAuth, app: App, refresh: str) -> None:
-    """Give the grant of a refresh token back. Raises :class:`CrmError`."""
+def fetch(client: Client, oauth: OAuth, app: App) -> Tokens:
+    """A token for an app itself (RFC 6749, 4.4), without a refresh token: the next is asked for in the same way.
+
+    Raises:
+        DeadGrant: the account lets the app have none. Another :class:`CrmError` is to try again after.
+    """
+    return _ask(client, oauth, app, {"grant_type": "client_credentials"}, own_app=True)
+
+
+def revoke(client: Client, oauth: OAuth, app: App, token: str) -> None:
+    """Give back what was granted, by its refresh token or else its access token. Raises :class:`CrmError`."""
     if oauth.revoke_url is None:
         return
-    form = {"token": refresh}
-    headers: dict[str, str] = {}
+    form, headers = {"token": token}, dict[str, str]()
     if oauth.revoke_proves:
         proof, headers = _proof(oauth, app)
-        form |= {"token_type_hint": "refresh_token", **proof}
+        form |= {"token_type_hint": "refresh_token", **proof}  # without an own app there is always one
     client.post(urlsplit(oauth.revoke_url).path, data=form, headers=headers)
 
 
 def _proof(oauth: OAuth, app: App) -> tuple[dict[str, str], dict[str, str]]:
     """What shows that it is the app who asks: fields of a form and headers."""
-    if not oauth.basic:
-        return {"client_id": app.client_id, "client_secret": app.client_secret}, {}
+    if oauth.basic:
+        return {}, {"Authorization": basic(app)}
+    return {"client_id": app.client_id, "client_secret": app.client_secret}, {}
+
+
+def basic(app: App) -> str:
+    """An app's proof of itself to the CRM, or of the CRM to the app: only these two know it (RFC 6749, 2.3.1)."""
     pair = f"{quote_plus(app.client_id)}:{quote_plus(app.client_secret)}".encode()
-    return {}, {"Authorization": "Basic " + base64.b64encode(pair).decode()}
+    return "Basic " + base64.b64encode(pair).decode()
 
 
-def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tokens:
+def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str], *, own_app: bool = False) -> Tokens:
     """Never in the query: addresses are logged on their way."""
     proof, headers = _proof(oauth, app)
     try:
@@ -151,11 +177,12 @@ def _ask(client: Client, oauth: OAuth, app: App, form: Mapping[str, str]) -> Tok
     except CrmError as error:
         said = _said(error.data)
         if said == "invalid_grant":
-            raise DeadGrant(error.status) from None
+            raise DeadGrant(error.status, own_app=own_app) from None
         if said in _OF_THE_USER:
             raise CrmError(Outcome.FORBIDDEN, status=error.status, text=_INACTIVE) from None
         if said in _OF_THE_APP or error.outcome is Outcome.REAUTHORISE:
-            raise CrmError(Outcome.FORBIDDEN, status=error.status, text=_APP_REFUSED) from None
+            text = _OWN_APP_REFUSED if own_app else _APP_REFUSED
+            raise CrmError(Outcome.FORBIDDEN, status=error.status, text=text) from None
         raise
     with answer.reading():
         data = Fields(answer.data, strict=False)

@@ -127,7 +127,8 @@ _MEANINGS: Mapping[Outcome, Verdict] = MappingProxyType(
             Verdict(
                 Outcome.REDIRECTED,
                 Who.ADMIN,
-                "The CRM's address sends to another address. Turnlock does not follow; enter the final address.",
+                "The CRM's address sends to another address. Turnlock does not follow; enter the final address with "
+                "`turnlock tenant set`.",
                 "redirect refused: it would carry the lead and the credentials along",
             ),
             Verdict(

@@ -18,7 +18,7 @@ import math
 import secrets as random_secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters import payload, signing, upkeep
@@ -37,7 +37,6 @@ from adapters.base import (
     Team,
     WebhookRequest,
 )
-from adapters.oauth import OAuth
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead, UnassignedDefinition
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
     from adapters.client import Client
 
 _NOTES = "/api/v1/notes"
+_ACTIVITIES = "/api/v2/activities"
 _PERSONS = reading.THINGS["person"].path
-_LAG = timedelta(seconds=120)  # in which a webhook that failed once or twice still comes
 _BURST = 2.0  # seconds of the rolling window of a token
 _BLOCKED = 1800.0  # seconds; how long a block lasts is not documented, and each call during it may prolong it
 
@@ -66,6 +65,7 @@ class Pipedrive(Adapter):
             Capability.NOTES,
             Capability.SWEEP,
             Capability.SWEEP_CHANGES,
+            Capability.TASKS,
             Capability.TEAMS,
             Capability.TEST_LEAD,
         }
@@ -73,17 +73,7 @@ class Pipedrive(Adapter):
     default_base_url = None  # each company has its own
     hook_secret = "hook_password"  # noqa: S105 - the name of a secret
     topics: ClassVar[Mapping[str, EventKind]] = reading.KINDS
-    oauth = OAuth(
-        authorize_url="https://oauth.pipedrive.com/oauth/authorize",
-        token_url="https://oauth.pipedrive.com/oauth/token",  # noqa: S106 - an address
-        scopes=(),
-        pkce=False,
-        account=lambda _: None,  # the answer names none: :meth:`account` asks
-        base_url=lambda answer: answer.text("api_domain"),
-        replaces=frozenset({"api_token"}),
-        basic=True,
-        revoke_url="https://oauth.pipedrive.com/oauth/revoke",
-    )
+    oauth = api.OAUTH
     missing_is_final_after = 30.0
     buckets = api.BUCKETS
 
@@ -166,6 +156,23 @@ class Pipedrive(Adapter):
         thing = api.thing(client)
         client.post(_NOTES, json={"content": shown, thing.note_key: thing.note_ref(payload.ref(ref))})
 
+    def find_task(self, client: Client, ref: str, marker: str) -> bool:
+        """Newest first; two pages are looked at."""
+        query = {api.thing(client).note_key: ref, "sort_by": "id", "sort_direction": "desc", "limit": api.PAGE}
+        found = api.pages(client, _ACTIVITIES, query, lambda task: task.text("note") or "", most=2)
+        return any(marker in text for page in found for text in page)
+
+    def add_task(self, client: Client, ref: str, agent_ref: str, text: str, marker: str, due: datetime) -> None:
+        """``POST /activities``: a call with the person behind it, due at a time of UTC."""
+        thing, due = api.thing(client), due.astimezone(UTC)
+        task: dict[str, Any] = {"subject": text, "type": "call", "owner_id": int(agent_ref), "note": marker}
+        task |= {"due_date": f"{due:%Y-%m-%d}", "due_time": f"{due:%H:%M}", "done": False}
+        if thing.entity != "person":
+            task[thing.note_key] = thing.note_ref(payload.ref(ref))
+        if person := api.behind(client, ref):
+            task["participants"] = [{"person_id": int(person), "primary": True}]
+        client.post(_ACTIVITIES, json=task)
+
     def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
         """A person, and a lead or deal of theirs, owned by whoever stands for nobody."""
         thing, owner = api.thing(client), int(min(api.nobody(client), key=int))
@@ -182,9 +189,7 @@ class Pipedrive(Adapter):
 
     def remove_test_lead(self, client: Client, ref: str) -> None:
         """Delete it and its person. Pipedrive keeps both for 30 days."""
-        row = api.lead_row(client, ref)
-        with api.understood():
-            person = None if row is None else row.optional_ref("person_id")
+        person = None if api.thing(client).entity == "person" else api.behind(client, ref)
         upkeep.unless_gone(lambda: client.delete(f"{api.thing(client).path}/{payload.ref(ref)}"))
         if person is not None:
             upkeep.unless_gone(lambda: client.delete(f"{_PERSONS}/{person}"))
@@ -213,13 +218,13 @@ class Pipedrive(Adapter):
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
         """Leads younger than the parameter ``sweep_min_age`` (seconds, default 120) are left to the webhooks."""
-        yield from _listed(client, since, definition, by="add_time")
+        yield from api.listed(client, since, definition, by="add_time")
 
     def changed_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
         """The same lists, by the time of the last change."""
-        yield from _listed(client, since, definition, by="update_time")
+        yield from api.listed(client, since, definition, by="update_time")
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """One hook per topic, with a password that is made up here where there is none. By hand without the right."""
@@ -270,11 +275,12 @@ class Pipedrive(Adapter):
                 yield Finding("budget", not low, f"{left[0]} of {left[1]} API tokens left today", fix)
 
         def leads() -> Iterator[Finding]:
-            thing = api.thing(client)
-            answer = client.get(thing.path, params={"limit": "1"})
-            with answer.reading():
-                reading.rows_of(answer.data)
-            yield Finding("leads", True, f"{thing.entity}s are readable")
+            # Persons have a scope of their own, and without the person no lead can be read.
+            for kind in dict.fromkeys((api.thing(client), reading.THINGS["person"])):
+                answer = client.get(kind.path, params={"limit": "1"})
+                with answer.reading():
+                    reading.rows_of(answer.data)
+                yield Finding("leads", True, f"{kind.entity}s are readable")
 
         def people() -> Iterator[Finding]:
             found, named = list(self.list_agents(client)), client.credentials.parameters.get("nobody") or ""
@@ -304,27 +310,3 @@ class Pipedrive(Adapter):
             *upkeep.probe("agents", people),
             *upkeep.probe("hooks", hooks),
         ]
-
-
-def _listed(client: Client, since: datetime, definition: UnassignedDefinition, *, by: str) -> Iterator[Sequence[str]]:
-    """One list per user who stands for nobody, of what was changed since, for there is no filter by creation.
-
-    All pages are read before any is given out: what is assigned meanwhile would move the rows behind it. What a page
-    still misses so, the next sweep finds: it looks further back than this one began.
-    """
-    thing, nobody = api.thing(client), api.nobody(client)
-    newest = client.now() - payload.seconds(client.credentials.parameters.get("sweep_min_age"), _LAG)
-    base = {"updated_since": f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", "limit": api.PAGE}
-    base |= {"status": "open"} if thing.entity == "deal" else {}
-
-    def read(row: Fields) -> str | None:
-        fits = reading.is_there(row) and since.replace(microsecond=0) <= (row.time(by) or since) <= newest
-        owner = reading.owner_of(row, nobody)
-        return row.text("id") if fits and (owner is None or owner in definition.user_refs) else None
-
-    pages = [
-        page
-        for owner in sorted({*nobody, *definition.user_refs})
-        for page in api.pages(client, thing.path, base | {"owner_id": owner}, read)
-    ]
-    yield from upkeep.fresh_refs([ref for ref in page if ref] for page in pages)

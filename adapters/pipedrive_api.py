@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from adapters import payload, upkeep
 from adapters import pipedrive_reading as reading
 from adapters.base import Hook, Unreadable
 from adapters.budget import Bucket
+from adapters.oauth import OAuth
 from adapters.outcome import CrmError, Fault, Outcome
 from adapters.payload import Fields
+from routing.model import UnassignedDefinition
 
 if TYPE_CHECKING:
     from adapters.client import Answer, Client
@@ -23,8 +26,24 @@ HOOKS = "/api/v1/webhooks"
 HOOK_USER = "turnlock"
 PAGE = "100"  # of at most 500, so that a page with many custom fields stays under the limit of an answer
 
+_LAG = timedelta(seconds=120)  # in which a webhook that failed once or twice still comes
+
 # The smallest plan's for an API token. The day's tokens are the whole company's: their end is met, not counted.
 BUCKETS = (Bucket("burst", 20, 2.0, owner=4, note=1),)
+
+# https://pipedrive.readme.io/docs/marketplace-oauth-authorization
+OAUTH = OAuth(
+    authorize_url="https://oauth.pipedrive.com/oauth/authorize",
+    token_url="https://oauth.pipedrive.com/oauth/token",  # noqa: S106 - an address
+    scopes=(),
+    pkce=False,
+    account=lambda _: None,  # the answer names none: :func:`company` asks
+    base_url=lambda answer: answer.text("api_domain"),
+    replaces=frozenset({"api_token"}),
+    revoke_url="https://oauth.pipedrive.com/oauth/revoke",
+    removed=lambda told: told.ref("company_id"),  # https://pipedrive.readme.io/docs/app-uninstallation
+    basic=True,
+)
 
 T = TypeVar("T")
 
@@ -83,6 +102,15 @@ def lead_row(client: Client, ref: str) -> Fields | None:
         return None
 
 
+def behind(client: Client, ref: str) -> str | None:
+    """The person behind a lead or deal, or who is the lead; None where there is none."""
+    if thing(client).entity == "person":
+        return payload.ref(ref)
+    row = lead_row(client, ref)
+    with understood():
+        return None if row is None else row.optional_ref("person_id")
+
+
 def made(answer: Answer) -> str:
     """The id of what was just made."""
     with answer.reading(write=True):
@@ -98,6 +126,30 @@ def pages(
         return [make(row) for row in reading.rows_of(data.data)], reading.following(data, path, query)
 
     return upkeep.pages(lambda where, asked: client.get(where, params=asked), (path, query), read, most)
+
+
+def listed(client: Client, since: datetime, definition: UnassignedDefinition, *, by: str) -> Iterator[Sequence[str]]:
+    """One list per user who stands for nobody, of what was changed since, for there is no filter by creation.
+
+    All pages are read before any is given out: what is assigned meanwhile would move the rows behind it. What a page
+    still misses so, the next sweep finds: it looks further back than this one began.
+    """
+    kind, free = thing(client), nobody(client)
+    newest = client.now() - payload.seconds(client.credentials.parameters.get("sweep_min_age"), _LAG)
+    base = {"updated_since": f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}", "limit": PAGE}
+    base |= {"status": "open"} if kind.entity == "deal" else {}
+
+    def read(row: Fields) -> str | None:
+        fits = reading.is_there(row) and since.replace(microsecond=0) <= (row.time(by) or since) <= newest
+        owner = reading.owner_of(row, free)
+        return row.text("id") if fits and (owner is None or owner in definition.user_refs) else None
+
+    found = [
+        page
+        for owner in sorted({*free, *definition.user_refs})
+        for page in pages(client, kind.path, base | {"owner_id": owner}, read)
+    ]
+    yield from upkeep.fresh_refs([ref for ref in page if ref] for page in found)
 
 
 def labels(client: Client, row: Fields) -> Mapping[str, str]:

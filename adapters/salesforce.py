@@ -12,7 +12,7 @@ Ids come in two forms, errors as lists, limits as 403, and a row that is locked 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -64,6 +64,7 @@ class Salesforce(Adapter):
             Capability.NOTES,
             Capability.SWEEP,
             Capability.SWEEP_CHANGES,
+            Capability.TASKS,
             Capability.TEAMS,
             Capability.TEST_LEAD,
         }
@@ -84,6 +85,7 @@ class Salesforce(Adapter):
         base_url=reading.api_host,
         replaces=frozenset({"access_token"}),
         own_host=True,
+        client_credentials=True,
     )
     missing_is_final_after = 30.0  # a message is of a transaction that a reading may not see yet
     max_batch = 100
@@ -130,17 +132,14 @@ class Salesforce(Adapter):
         """By query, which leaves out the deleted; the converted are left out as well.
 
         When one of those is asked for that were merged into another lead, that lead comes along, with their ids as
-        former ones.
+        former ones; also where it was merged into a third by then.
         """
         found: dict[str, Lead] = {}
         refs = list(dict.fromkeys(reading.id18(ref) for ref in refs if reading.is_id(ref)))
         for start in range(0, len(refs), self.max_batch):
             wanted = refs[start : start + self.max_batch]
             found |= {lead.ref: lead for lead in api.leads(client, wanted) if lead.ref in wanted}
-            masters: dict[str, list[str]] = {}
-            for ref, master in api.merged(client, [ref for ref in wanted if ref not in found]):
-                masters.setdefault(master, []).append(ref)
-            found |= {lead.ref: lead for lead in api.leads(client, list(masters), masters) if lead.ref in masters}
+            found |= api.survivors(client, [ref for ref in wanted if ref not in found])
         return found
 
     def set_owner(self, client: Client, lead: Lead, agent_ref: str) -> OwnerWrite:
@@ -163,8 +162,11 @@ class Salesforce(Adapter):
         return OwnerWrite()
 
     def find_note(self, client: Client, ref: str, marker: str) -> bool:
-        """Among the newest tasks of the lead: a query can read descriptions, but not look for one."""
-        of = f"WHERE WhoId = {reading.quoted(ref)} ORDER BY CreatedDate DESC LIMIT 200"
+        """Among the newest tasks of the lead: a query can read descriptions, but not look for one.
+
+        Each may have 32,000 characters, and of an answer a megabyte is read.
+        """
+        of = f"WHERE WhoId = {reading.quoted(ref)} ORDER BY CreatedDate DESC LIMIT 30"
         soql = f"SELECT Id, Description FROM Task {of}"  # noqa: S608 - quoted
         texts = api.pages(client, soql, lambda row: row.text("Description") or "")
         return any(marker in text for page in texts for text in page)
@@ -177,6 +179,21 @@ class Salesforce(Adapter):
         if owners and owners[0]:
             task["OwnerId"] = owners[0]
         client.post(f"{api.base(client)}/sobjects/Task", json=task)
+
+    def find_task(self, client: Client, ref: str, marker: str) -> bool:
+        """As notes, which are tasks as well."""
+        return self.find_note(client, ref, marker)
+
+    def add_task(self, client: Client, ref: str, agent_ref: str, text: str, marker: str, due: datetime) -> None:
+        """A task of the agent's. It is due on a day (UTC); the reminder has the time."""
+        due = due.astimezone(UTC)
+        task = {"WhoId": ref, "OwnerId": agent_ref, "Subject": text[:255], "Description": marker}
+        until = {
+            "ActivityDate": f"{due:%Y-%m-%d}",
+            "IsReminderSet": True,
+            "ReminderDateTime": f"{due:%Y-%m-%dT%H:%M:%SZ}",
+        }
+        client.post(f"{api.base(client)}/sobjects/Task", json=task | until)
 
     def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
         """``POST .../sobjects/Lead``, owned by a queue or user that stands for nobody; no assignment rule runs."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters import payload, upkeep
@@ -24,8 +24,10 @@ _VERSION = "66.0"  # Spring '26
 # Rows of a page: the default of 2,000 would not fit into the megabyte that is read of an answer.
 _PAGED = {"Sforce-Query-Options": "batchSize=500"}
 _ENOUGH_USED = 0.95  # of the day's calls: what is left is for owner writes, and for the account's other programs
+_LAG = timedelta(seconds=120)  # for which a message may wait in Salesforce's queue
 _LITTLE = 5  # less than this part of them left is worth telling
 _USED_UP = 900.0  # seconds until a sweep looks again whether there are calls to spare
+_MERGES = 5  # of leads into one another that are followed
 _HIDDEN = "hidden fields"  # under which name a client remembers them
 _GROUPS = "SELECT Id, Name FROM Group WHERE Type = 'Regular'"
 _QUEUES = "SELECT QueueId, Queue.Name FROM QueueSobject WHERE SobjectType = 'Lead'"
@@ -130,8 +132,24 @@ def merged(client: Client, refs: Sequence[str]) -> list[tuple[str, str]]:
     return [(ref, reading.id18(master)) for ref, master in rows if master]
 
 
+def survivors(client: Client, refs: Sequence[str]) -> dict[str, Lead]:
+    """Of leads that are not shown any more: those that go on for the merged ones, by their own ids."""
+    found: dict[str, Lead] = {}
+    former: dict[str, list[str]] = {ref: [] for ref in refs}
+    for _ in range(_MERGES):
+        masters: dict[str, list[str]] = {}
+        for ref, master in merged(client, list(former)):
+            masters.setdefault(master, []).extend([*former[ref], ref])
+        found |= {lead.ref: lead for lead in leads(client, list(masters), masters) if lead.ref in masters}
+        former = {master: ids for master, ids in masters.items() if master not in found}
+    return found
+
+
 def sweep(client: Client, column: str, since: datetime, definition: UnassignedDefinition) -> Iterator[Sequence[str]]:
-    """Pages of ids of open leads that nobody has, of which the time in `column` is not before `since`; oldest first."""
+    """Pages of ids of open leads that nobody has, of which the time in `column` is not before `since`; oldest first.
+
+    Those of the last moments (the parameter ``sweep_min_age``) are left to their message, which may still be queued.
+    """
     said = client.credentials.parameters
     holders = sorted(definition.user_refs | definition.pond_refs)
     nobody = ["OwnerId = null"]  # never so in an account, but where every definition begins
@@ -142,7 +160,8 @@ def sweep(client: Client, column: str, since: datetime, definition: UnassignedDe
         f"AND {column} >= {since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} AND ({' OR '.join(nobody)}) ORDER BY {column}, Id"
     )
     found = pages(client, soql, lambda row: reading.lead_of(row, said), spare=True)
-    return upkeep.unassigned(found, definition, since=since, changed=column != "CreatedDate")
+    until = client.now() - payload.seconds(said.get("sweep_min_age"), _LAG)
+    return upkeep.unassigned(found, definition, since=since, until=until, changed=column != "CreatedDate")
 
 
 def add_lead(

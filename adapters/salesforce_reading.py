@@ -310,8 +310,8 @@ ERRORS: Mapping[str, tuple[Outcome, str]] = MappingProxyType(
         "MALFORMED_ID": (Outcome.REFUSED, _ODD.format("an id is none")),
         "MALFORMED_QUERY": (Outcome.REFUSED, _ODD.format("a query cannot be read")),
         "INVALID_CROSS_REFERENCE_KEY": (
-            Outcome.REFUSED,
-            "Salesforce does not know the agent's user, or not this lead. Run `turnlock agents sync`, then replay it.",
+            Outcome.AGENT_REFUSED,
+            "Salesforce does not know the agent's user. The lead goes to the next agent; run `turnlock agents sync`.",
         ),
         "INACTIVE_OWNER_OR_USER": (Outcome.AGENT_REFUSED, _AWAY),
         "OPERATION_WITH_INACTIVE_USER": (Outcome.AGENT_REFUSED, _AWAY),

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from connector.database import is_contention, is_outage, unit
 
 #: Gives back whatever is still leased by the lease that it knows; harmless when nothing is.
-GiveBack = Callable[[sa.Connection], None]
+GiveBack = Callable[[sa.Connection], object]
 
 
 class Abandoned:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -16,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from adapters import registry
 from adapters.base import Capability, Credentials, Subscribed
+from adapters.client import Unsendable, checked_base
 from adapters.oauth import App
 from connector import work
 from connector.database import unit
@@ -28,6 +30,13 @@ from routing.tables import tenants
 _CLIENT_SECRET = "client_secret"  # noqa: S105 - the name of a secret
 #: What the admin reads of an account that is another tenant's.
 TAKEN = "This account is connected as another tenant. Uninstall that one first."
+#: What the admin reads who signed in to another account than this tenant is: all its leads would be gone there.
+ANOTHER = (
+    "This is another account than the one that this tenant is. Sign in to that one and try again, or add a tenant of "
+    "its own for this one."
+)
+#: What an app of a tenant's own shows its CRM.
+OF_OWN_APP = frozenset({"client_id", _CLIENT_SECRET})
 _PARAMETERS = ("client_id", "authorize_url", "pkce")
 
 
@@ -41,6 +50,15 @@ def secrets_of(crm: str) -> tuple[str, ...]:
     adapter = registry.adapter(crm)
     signs = adapter.hook_secret if Capability.APP_HOOKS in adapter.capabilities else None
     return tuple(dict.fromkeys((_CLIENT_SECRET, signs or _CLIENT_SECRET)))
+
+
+def address_problems(runtime: Runtime, base_url: str) -> list[str]:
+    """What keeps Turnlock from calling this address; empty where nothing does."""
+    try:
+        checked_base(base_url, runtime.settings.allow_private_hosts)
+    except Unsendable as error:
+        return [error.text]
+    return []
 
 
 def set_app(
@@ -59,7 +77,8 @@ def set_app(
     if registry.adapter(crm).oauth is None:
         raise TurnlockError(f"{crm}: apps of this CRM are not supported; add tenants with credentials of their own")
     wanted = secrets_of(crm)
-    problems = [
+    problems = address_problems(runtime, base_url) if base_url is not None else []
+    problems += [
         f"{name}: an app has no such {what}; it has {', '.join(known)}"
         for what, given, known in (("parameter", parameters, _PARAMETERS), ("secret", secret_values, wanted))
         for name in given.keys() - {*known}
@@ -146,7 +165,28 @@ def install_app(
         return adapter.subscribe_app(client, url, replace=replace)
 
 
+def own_app(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> App:
+    """What a tenant's own app shows the CRM. Nobody is ever called back for it."""
+    secret = runtime.secrets(conn, tenant).get(_CLIENT_SECRET, [""])[0]
+    return App(tenant.parameters["client_id"], secret, "")
+
+
 # -- accounts ---------------------------------------------------------------------------------------------------
+
+
+def claim(conn: sa.Connection, tenant: Tenant, account: str) -> None:
+    """Keep that this tenant is `account`, in the transaction that stores its grant. A tenant stays what it became.
+
+    Raises:
+        TurnlockError: the account is another tenant's, or this tenant is another account.
+    """
+    if tenant.by_oauth and not join(conn, tenant.crm, account, tenant):
+        raise TurnlockError(TAKEN)
+    c = tenants.c
+    # Looked at and set in one statement: of two admins who connect it at once, one names the account.
+    here = sa.and_(c.tenant_id == tenant.tenant_id, sa.or_(c.account_ref.is_(None), c.account_ref == account))
+    if not conn.execute(sa.update(tenants).where(here).values(account_ref=account)).rowcount:
+        raise TurnlockError(ANOTHER)
 
 
 def join(conn: sa.Connection, crm: str, account: str, tenant: Tenant) -> bool:
@@ -170,6 +210,13 @@ def join(conn: sa.Connection, crm: str, account: str, tenant: Tenant) -> bool:
         return False
     conn.execute(sa.update(app_accounts).where(here, a.account == account).values(member_id=tenant.tenant_id))
     return True
+
+
+def member(conn: sa.Connection, crm: str, account: str) -> UUID | None:
+    """The tenant whose account this is, None where it is nobody's."""
+    a = app_accounts.c
+    here = sa.and_(a.tenant_id == app_id(crm), a.account == account)
+    return conn.execute(sa.select(a.member_id).where(here)).scalar_one_or_none()
 
 
 def leave(conn: sa.Connection, tenant: Tenant) -> None:

@@ -194,7 +194,7 @@ def _agents(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
 
 def _tokens(runtime: Runtime, tenant: Tenant, _: Call) -> tuple[float, Any]:
     """Renew the access token ahead of its end, so that no lead waits for that."""
-    return (oauth.renew(runtime, tenant) if tenant.by_oauth else 86400.0), None
+    return (oauth.renew(runtime, tenant) if tenant.has_tokens else 86400.0), None
 
 
 # -- sweep ------------------------------------------------------------------------------------------------------

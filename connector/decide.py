@@ -395,8 +395,8 @@ class Decider:
                 breaker.shut_breaker(conn, tenant.tenant_id, seconds=after, reason="crm_asked_to_wait")
             elif error.outcome is Outcome.REAUTHORISE and oauth.doubt(self._runtime, conn, tenant):
                 after = 0.0
-            elif error.outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN):
-                after = 60.0
+            elif error.outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
+                after = 60.0  # no lead can be read until a human acts, and that human must hear of it
                 breaker.shut_breaker(conn, tenant.tenant_id, seconds=after, reason=error.outcome.value)
                 open_alarm(conn, tenant.tenant_id, "crm_refuses_us", error.outcome.value, error.text)
             inbox.return_events(

@@ -1,4 +1,4 @@
-"""OAuth: an account's consent, and the renewal of what it granted.
+"""OAuth: an account's consent, and the renewal of what it granted; tokens of a tenant's own app likewise.
 
 Renewal is leased work on the tenant's row of ``oauth_grants``. Whoever finds it due claims it and commits, asks the
 CRM with no transaction open, and stores the answer only while the claim is still theirs; all others see a claim that
@@ -13,27 +13,31 @@ import hmac
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import SQLAlchemyError
 
 from adapters import oauth as calls
+from adapters import registry
 from adapters.base import Credentials
 from adapters.client import Client
-from adapters.oauth import DeadGrant, OAuth, StaleToken, Tokens
+from adapters.oauth import App, DeadGrant, OAuth, StaleToken, Tokens
 from adapters.outcome import CrmError
+from adapters.payload import Fields, read_json
 from connector import apps, log, work
 from connector.alarms import close_alarm, open_alarm
 from connector.alive import free
 from connector.database import at_rest, unit
 from connector.errors import TurnlockError
-from connector.runtime import ACCESS, Runtime, Tenant
+from connector.runtime import ACCESS, Runtime, Tenant, app_id
 from connector.tables import breakers, oauth_grants, oauth_states
-from routing.tables import tenants
 
 #: A renewal is due this long before the token ends, or at four fifths of its life where that is later.
 MARGIN = 300.0
@@ -50,7 +54,8 @@ REFRESH, _VERIFIER = "oauth_refresh", "oauth_verifier"
 _ALARM = "reconnect_needed"
 
 __all__ = [
-    "ACCESS", "LINK_LIVES", "MARGIN", "REFRESH", "begin", "client", "doubt", "finish", "give_back", "link", "renew",
+    "ACCESS", "LINK_LIVES", "MARGIN", "REFRESH", "again", "begin", "client", "doubt", "finish", "give_back", "link",
+    "removed", "renew",
 ]  # fmt: skip
 
 _log = log.get("oauth")
@@ -66,32 +71,36 @@ def renew(runtime: Runtime, tenant: Tenant, *, look_again: float = 60.0) -> floa
     """
     g = oauth_grants.c
     lease, living = runtime.life.new_lease(), runtime.life.living()
-    mine = sa.and_(g.tenant_id == tenant.tenant_id, g.lease == lease, g.state == "live")
+    # A consent begins with a token; an app of the tenant's own may ask for its first one.
+    alive = sa.and_(g.tenant_id == tenant.tenant_id, g.state.in_(("live", "new") if tenant.own_app else ("live",)))
+    mine = sa.and_(alive, g.lease == lease)
     with unit(runtime.engine) as (conn, _):
         row = conn.execute(
             sa.update(oauth_grants)
-            .where(g.tenant_id == tenant.tenant_id, g.state == "live", g.due_at <= _CLOCK, free(oauth_grants, living))
+            .where(alive, g.due_at <= _CLOCK, free(oauth_grants, living))
             .values(lease=lease, leased_until=_CLOCK + _LEASE, attempt=g.attempt + 1)
             .returning(g.sealed_refresh, g.attempt)
         ).one_or_none()
         if row is None:
-            due = conn.execute(
-                sa.select(sa.extract("epoch", g.due_at - _CLOCK)).where(
-                    g.tenant_id == tenant.tenant_id, g.state == "live"
-                )
-            ).scalar_one_or_none()
+            due = conn.execute(sa.select(sa.extract("epoch", g.due_at - _CLOCK)).where(alive)).scalar_one_or_none()
             return 86400.0 if due is None else max(float(due), 1.0)
-        app_tenant, app = apps.app_credentials(runtime, conn, tenant.crm)
+        app_tenant, app = _app(runtime, conn, tenant)
     refresh = runtime.vault.open(tenant.tenant_id, REFRESH, row.sealed_refresh) if row.sealed_refresh else ""
     try:
         with _token_client(runtime, tenant, app_tenant) as client:
-            tokens = calls.renew(client, _spec(tenant), app, refresh)
+            spec = _spec(tenant)
+            tokens = calls.fetch(client, spec, app) if tenant.own_app else calls.renew(client, spec, app, refresh)
     except DeadGrant:
         with unit(runtime.engine) as (conn, _):
             # The row is read again by this very statement: where another token stands by now, that one counts.
             same = sa.and_(mine, g.sealed_refresh.is_not_distinct_from(row.sealed_refresh))
             if conn.execute(sa.update(oauth_grants).where(same).values(_freed("reconnect"))).rowcount:
-                text = f"the account took its consent back; run `turnlock connect {tenant.name}` and open its link"
+                text = (
+                    "the CRM gives the tenant's own app no token any more; see there that its client credentials flow "
+                    f"is on and runs as an active user, then run `turnlock connect {tenant.name}`"
+                    if tenant.own_app
+                    else f"the account took its consent back; run `turnlock connect {tenant.name}` and open its link"
+                )
                 open_alarm(conn, tenant.tenant_id, _ALARM, "consent", text)
                 _log.warning("grant is over", tenant=tenant.name)
         raise
@@ -102,13 +111,32 @@ def renew(runtime: Runtime, tenant: Tenant, *, look_again: float = 60.0) -> floa
             conn.execute(sa.update(oauth_grants).where(mine).values(values))
         _log.warning("not renewed", tenant=tenant.name, outcome=error.outcome.value, status=error.status)
         raise
-    with unit(runtime.engine) as (conn, _):
-        if not conn.execute(sa.update(oauth_grants).where(mine).values(_kept(runtime, tenant, tokens))).rowcount:
-            _log.warning("renewed too late", tenant=tenant.name)
-            return look_again
-        close_alarm(conn, tenant.tenant_id, _ALARM)
-    runtime.forget_secrets()
+    try:
+        with unit(runtime.engine) as (conn, _):
+            stored = _store(conn, runtime, tenant, tokens, mine)
+    except SQLAlchemyError as error:
+        # The CRM may have ended the old refresh token with its answer: what it gave must not be lost with the database.
+        # It is stored once that is there again, as long as the old one stands; whoever asked with that meanwhile was
+        # told that the grant is over, and sees by the new one that it is not.
+        same = sa.and_(alive, g.sealed_refresh.is_not_distinct_from(row.sealed_refresh))
+        later = partial(_store, runtime=runtime, tenant=tenant, tokens=tokens, still=same)
+        runtime.abandoned.note(error, later)
+        raise
+    if not stored:
+        _log.warning("renewed too late", tenant=tenant.name)
+        return look_again
+    runtime.forget_secrets()  # after the commit, or a thread would go on with what it reads before
     return _until_due(tokens)
+
+
+def _store(
+    conn: sa.Connection, runtime: Runtime, tenant: Tenant, tokens: Tokens, still: sa.ColumnElement[bool]
+) -> bool:
+    """Keep what the CRM gave, where that is `still` wanted; whether it is."""
+    if not conn.execute(sa.update(oauth_grants).where(still).values(_kept(runtime, tenant, tokens))).rowcount:
+        return False
+    close_alarm(conn, tenant.tenant_id, _ALARM)
+    return True
 
 
 def give_back(runtime: Runtime, tenant: Tenant) -> None:
@@ -118,13 +146,14 @@ def give_back(runtime: Runtime, tenant: Tenant) -> None:
     g = oauth_grants.c
     live = sa.and_(g.tenant_id == tenant.tenant_id, g.state == "live")
     with at_rest(runtime.engine) as conn:
-        sealed = conn.execute(sa.select(g.sealed_refresh).where(live)).scalar_one_or_none()
-        app_tenant, app = apps.app_credentials(runtime, conn, tenant.crm)
-    if sealed is None:
+        row = conn.execute(sa.select(g.sealed_refresh, g.sealed_access).where(live)).one_or_none()
+        app_tenant, app = _app(runtime, conn, tenant)
+    if row is None:
         return
+    name, sealed = (REFRESH, row.sealed_refresh) if row.sealed_refresh else (ACCESS, row.sealed_access)
     try:
         with _token_client(runtime, tenant, app_tenant) as made:
-            calls.revoke(made, _spec(tenant), app, runtime.vault.open(tenant.tenant_id, REFRESH, sealed))
+            calls.revoke(made, _spec(tenant), app, runtime.vault.open(tenant.tenant_id, name, sealed))
     except CrmError as error:
         _log.warning("grant not given back", tenant=tenant.name, outcome=error.outcome.value, status=error.status)
 
@@ -137,7 +166,7 @@ def doubt(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> bool:
 
     Call in the transaction that notes the refusal. Tenants that have credentials of their own are left alone.
     """
-    if not tenant.by_oauth:
+    if not tenant.has_tokens:
         return False
     g = oauth_grants.c
     live = sa.and_(g.tenant_id == tenant.tenant_id, g.state == "live")
@@ -150,6 +179,36 @@ def doubt(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> bool:
         if sealed is None or used is None or runtime.vault.open(tenant.tenant_id, ACCESS, sealed) == used:
             return False
     runtime.forget_secrets()
+    return True
+
+
+def removed(runtime: Runtime, proof: str, body: bytes) -> bool:
+    """A CRM tells that an account has removed the app; False where nothing proves that the CRM tells it.
+
+    The token is renewed at once, and what the CRM says then counts: it may have been one of several users of the
+    account who removed the app, for themselves.
+
+    Raises :class:`adapters.base.Unreadable`.
+    """
+    g = oauth_grants.c
+    with unit(runtime.engine) as (conn, _):
+        for crm in registry.names():
+            spec = registry.adapter(crm).oauth
+            if spec is None or spec.removed is None or runtime.found(conn, app_id(crm)) is None:
+                continue
+            _, app = apps.app_credentials(runtime, conn, crm)
+            if not hmac.compare_digest(calls.basic(app).encode(), proof.encode("utf-8", "replace")):
+                continue
+            tenant_id = apps.member(conn, crm, spec.removed(Fields(read_json(body), strict=True)))
+            if tenant_id is not None:
+                live = sa.and_(g.tenant_id == tenant_id, g.state == "live")
+                conn.execute(sa.update(oauth_grants).where(live).values(due_at=_CLOCK, expires_at=_CLOCK))
+                work.want(conn, tenant_id, "tokens")
+            break
+        else:
+            return False
+    runtime.forget_secrets()
+    runtime.wake(tenant_id)
     return True
 
 
@@ -166,6 +225,41 @@ def client(runtime: Runtime, tenant: Tenant) -> Client:
                 raise
         renew(runtime, tenant)
     raise AssertionError("unreachable")
+
+
+def again(runtime: Runtime, tenant: Tenant) -> None:
+    """Have the tenant's own app ask for a token now, also where it was refused for good before.
+
+    Raises :class:`CrmError`: it is refused again.
+    """
+    g = oauth_grants.c
+    with unit(runtime.engine) as (conn, _):
+        here = sa.update(oauth_grants).where(g.tenant_id == tenant.tenant_id)
+        conn.execute(here.where(g.state == "reconnect").values(state="new"))
+        conn.execute(here.values(due_at=_CLOCK, attempt=0))
+    renew(runtime, tenant)
+    with unit(runtime.engine) as (conn, _):
+        _go_on(conn, tenant)
+    runtime.wake(tenant.tenant_id)
+
+
+def _go_on(conn: sa.Connection, tenant: Tenant) -> None:
+    """The tenant is connected: what waited for that begins."""
+    for alarm in (_ALARM, "crm_refuses_us"):
+        close_alarm(conn, tenant.tenant_id, alarm)
+    b = breakers.c  # the pause of a CRM that refused us is over
+    conn.execute(
+        sa.delete(breakers).where(b.tenant_id == tenant.tenant_id, b.lane == "all", b.reason.endswith("reauthorise"))
+    )
+    for kind in ("tokens", "agents"):
+        work.want(conn, tenant.tenant_id, kind)
+
+
+def _app(runtime: Runtime, conn: sa.Connection, tenant: Tenant) -> tuple[Tenant | None, App]:
+    """The app that asks for a tenant's tokens, and its reserved tenant where it is that of all accounts."""
+    if tenant.own_app:
+        return None, apps.own_app(runtime, conn, tenant)
+    return apps.app_credentials(runtime, conn, tenant.crm)
 
 
 def _spec(tenant: Tenant) -> OAuth:
@@ -203,7 +297,7 @@ def _kept(runtime: Runtime, tenant: Tenant, tokens: Tokens) -> dict[str, Any]:
 
 
 @contextmanager
-def _token_client(runtime: Runtime, tenant: Tenant, app: Tenant) -> Iterator[Client]:
+def _token_client(runtime: Runtime, tenant: Tenant, app: Tenant | None) -> Iterator[Client]:
     """A client for the CRM's token address: the tenant's own, else that of the app (a sandbox), else the CRM's."""
     spec = _spec(tenant)
     parts = urlsplit(spec.token_url)
@@ -211,7 +305,7 @@ def _token_client(runtime: Runtime, tenant: Tenant, app: Tenant) -> Iterator[Cli
     with at_rest(runtime.engine) as conn:
         runtime.database_clock.read(conn)
     with Client(
-        own or app.base_url or f"{parts.scheme}://{parts.netloc}",
+        own or (app and app.base_url) or f"{parts.scheme}://{parts.netloc}",
         {},
         Credentials(),
         now=runtime.database_clock.now,
@@ -270,7 +364,8 @@ def finish(runtime: Runtime, state: str, browser: str, code: str) -> tuple[Tenan
     """Take a consent that the CRM sent back; the tenant and its account. A state is used once, in its own browser.
 
     Raises:
-        TurnlockError: the state is not valid, or the account is another tenant's; the text is for the admin.
+        TurnlockError: the state is not valid, the account is another tenant's, or the tenant another account; the
+            text is for the admin.
         CrmError: the CRM did not take the code.
     """
     found = _split(state)
@@ -288,28 +383,41 @@ def finish(runtime: Runtime, state: str, browser: str, code: str) -> tuple[Tenan
     verifier = runtime.vault.open(tenant_id, _VERIFIER, row.sealed_verifier) if row.sealed_verifier else None
     with _token_client(runtime, tenant, app_tenant) as made:
         tokens = calls.redeem(made, _spec(tenant), app, code, verifier)
+    if tokens.account is None:
+        tokens = replace(tokens, account=_account(runtime, tenant, tokens))
     _grant(runtime, tenant, tokens)
     return tenant, tokens.account
+
+
+def _account(runtime: Runtime, tenant: Tenant, tokens: Tokens) -> str | None:
+    """Which account a token is of, where its answer does not say: asked before anything is done with it."""
+    adapter = tenant.adapter
+    address = tokens.base_url or tenant.base_url or adapter.default_base_url
+    if address is None:
+        return None
+    credentials = Credentials(tenant.parameters, {"access_token": tokens.access})
+    with Client(
+        address,
+        adapter.headers(credentials),
+        credentials,
+        now=runtime.database_clock.now,
+        allow_private_hosts=runtime.settings.allow_private_hosts,
+        refine=adapter.refine,
+        asks_to_wait=adapter.asks_to_wait,
+        words=adapter.words,
+    ) as made:
+        return adapter.account(made)
 
 
 def _grant(runtime: Runtime, tenant: Tenant, tokens: Tokens) -> None:
     tenant_id = tenant.tenant_id
     values = _kept(runtime, tenant, tokens) | {"account": tokens.account}
     with unit(runtime.engine) as (conn, _):
-        if tokens.account is not None and not apps.join(conn, tenant.crm, tokens.account, tenant):
-            raise TurnlockError(apps.TAKEN)
+        if tokens.account is not None:
+            apps.claim(conn, tenant, tokens.account)
         new = insert(oauth_grants).values(tenant_id=tenant_id, **values)
         conn.execute(new.on_conflict_do_update(index_elements=["tenant_id"], set_=values))
-        if tokens.account is not None:
-            conn.execute(sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(account_ref=tokens.account))
-        for alarm in (_ALARM, "crm_refuses_us"):
-            close_alarm(conn, tenant_id, alarm)
-        b = breakers.c  # the pause of a CRM that refused us is over
-        conn.execute(
-            sa.delete(breakers).where(b.tenant_id == tenant_id, b.lane == "all", b.reason.endswith("reauthorise"))
-        )
-        for kind in ("tokens", "agents"):
-            work.want(conn, tenant_id, kind)
+        _go_on(conn, tenant)
     runtime.forget_secrets()
     runtime.wake(tenant_id)
 

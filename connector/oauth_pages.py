@@ -1,4 +1,4 @@
-"""The two pages of a consent: an admin's link leads to the CRM, and the CRM leads back."""
+"""The pages of a consent: an admin's link leads to the CRM, and the CRM leads back, or tells of its end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from flask import Blueprint, Response, current_app, redirect, request
 from markupsafe import escape
 from sqlalchemy.exc import SQLAlchemyError
 
+from adapters.base import Unreadable
 from adapters.outcome import CrmError
 from connector import log, oauth
 from connector.database import is_contention, is_outage
@@ -14,6 +15,7 @@ from connector.runtime import Runtime
 
 blueprint = Blueprint("oauth", __name__, url_prefix="/oauth")
 _COOKIE = "turnlock_oauth"
+_LONGEST = 16 * 1024  # bytes of what a CRM may tell of an account
 _log = log.get("oauth")
 
 
@@ -61,6 +63,25 @@ def callback() -> Response:
     )
     answer.delete_cookie(_COOKIE, path="/oauth")
     return answer
+
+
+@blueprint.delete("/callback")
+def removed() -> Response:
+    """From the CRM, too: an account has removed the app. It is believed by the app's own id and secret."""
+    runtime: Runtime = current_app.extensions["turnlock"]
+    body = request.stream.read(_LONGEST + 1)
+    if len(body) > _LONGEST:
+        return _page(413, "Too long.")
+    try:
+        known = oauth.removed(runtime, request.headers.get("Authorization", ""), body)
+    except Unreadable as error:
+        return _page(400, f"Not readable: {error.reason}.")
+    except SQLAlchemyError as error:
+        if not (is_outage(error) or is_contention(error)):
+            raise
+        _log.warning("removal not stored", **log.fault(error))
+        return _page(503, "Not stored, please send it again.")
+    return _page(200, "Noted.") if known else _page(401, "Not accepted.")
 
 
 def _page(status: int, text: str) -> Response:

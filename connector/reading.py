@@ -33,6 +33,8 @@ from routing.store import TenantRow
 # How long reading goes on before what is read is decided. A CRM that shows one lead per call and is slow must neither
 # keep the first of a burst waiting for the last, nor outlast the lease of them all.
 READ_FOR = 1.0  # seconds
+# Leads one after the other whose answers cannot be read, and none that can: it is the CRM.
+_ODD = 3
 
 Events = Sequence[sa.Row[Any]]
 
@@ -256,25 +258,40 @@ def _identities(tenant: Tenant, lead: Lead) -> Identities:
 def _fetch(
     adapter: Adapter, client: Client, refs: Sequence[str], ends: float
 ) -> tuple[dict[str, Lead], dict[str, str], set[str]]:
-    """Leads by ref, refs that the CRM refuses to be asked about with the reason, and those for which time ran out.
+    """Leads by ref, refs of which the CRM shows nothing to read with the reason, and those for which time ran out.
 
-    One bad ref harms no other. At least one call is made, none is begun after `ends` (monotonic).
+    One bad ref harms no other. An answer that cannot be read is one lead's fault where others were read meanwhile.
+    At least one call is made, none is begun after `ends` (monotonic), or somewhat later to find such a lead.
     """
     found: dict[str, Lead] = {}
     bad: dict[str, str] = {}
-    batches = deque(list(refs[start : start + adapter.max_batch]) for start in range(0, len(refs), adapter.max_batch))
+    odd: dict[str, CrmError] = {}
+    whole = [list(refs[start : start + adapter.max_batch]) for start in range(0, len(refs), adapter.max_batch)]
+    batches = deque(whole)
     asked = False
     while batches and not (asked and time.monotonic() >= ends):
         batch, asked = batches.popleft(), True
         try:
             found |= adapter.fetch_leads(client, batch)
         except CrmError as error:
-            if error.outcome not in (Outcome.GONE, Outcome.REFUSED):
+            if error.outcome is Outcome.ANSWER_UNREADABLE and len(batch) > 1:
+                if batch in whole:
+                    ends += 4 * READ_FOR  # to find the one takes a call per halving, and without it none is decided
+                half = len(batch) // 2
+                batches.extendleft((batch[half:], batch[:half]))
+            elif error.outcome is Outcome.ANSWER_UNREADABLE:
+                odd[batch[0]] = error
+                if len(odd) >= _ODD and not found:
+                    raise
+            elif error.outcome not in (Outcome.GONE, Outcome.REFUSED):
                 raise
-            if len(batch) > 1:
+            elif len(batch) > 1:
                 batches.extendleft([ref] for ref in reversed(batch))
             elif error.outcome is Outcome.REFUSED:
                 bad[batch[0]] = f"crm_refused_{error.status}"
+    if odd and not found:  # nothing says that it is these leads and not the CRM as a whole
+        raise next(iter(odd.values()))
+    bad |= dict.fromkeys(odd, "crm_answer_unreadable")
     return found, bad, {ref for batch in batches for ref in batch}
 
 

@@ -75,6 +75,16 @@ class Tenant:
         """Whether its access is granted by OAuth, to the app of its CRM."""
         return self.parameters.get("auth") == "oauth"
 
+    @property
+    def own_app(self) -> bool:
+        """Whether it has an app of its own at its CRM, which is given tokens without anybody's consent."""
+        return self.parameters.get("auth") == "client_credentials"
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it is called with tokens that Turnlock renews: those of ``oauth_grants``."""
+        return self.by_oauth or self.own_app
+
 
 _TENANT = tuple(tenants.c[name] for name in ("tenant_id", "name", "crm", "base_url", "parameters", "status", "sending"))
 
@@ -281,7 +291,7 @@ class Runtime:
         self.database_clock.read(conn)
         newest = {name: values[0] for name, values in self.secrets(conn, tenant).items()}
         base_url = tenant.base_url
-        if tenant.by_oauth:
+        if tenant.has_tokens:
             newest["access_token"], granted = self._granted(conn, tenant)
             base_url = granted or base_url
         credentials = Credentials(parameters=tenant.parameters, secrets=newest)
@@ -328,7 +338,7 @@ class Runtime:
         return self.limits.gate(tenant.tenant_id, tenant.adapter, credentials, at_home=at_home)
 
     def _granted(self, conn: sa.Connection, tenant: Tenant) -> tuple[str, str | None]:
-        """The access token that the account granted, and the address it comes with.
+        """The access token that the account gave, and the address it comes with.
 
         Raises :class:`adapters.oauth.StaleToken` when it has run out, :class:`NotConnected` when there is none.
         """
@@ -337,8 +347,10 @@ class Runtime:
         row = conn.execute(
             sa.select(g.state, g.sealed_access, g.base_url, left).where(g.tenant_id == tenant.tenant_id)
         ).one_or_none()
+        if tenant.own_app and row is not None and row.state == "new":
+            raise StaleToken  # there was none yet, and nobody has to agree to the first
         if row is None or row.state != "live":
-            raise NotConnected(before=row is not None and row.state == "reconnect")
+            raise NotConnected(before=row is not None and row.state == "reconnect", own_app=tenant.own_app)
         if row.left < _TOKEN_LEFT:
             raise StaleToken
         return self.vault.open(tenant.tenant_id, ACCESS, row.sealed_access), row.base_url

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from adapters import registry
 from adapters.base import Capability, Credentials, Finding, Subscribed
 from adapters.outcome import CrmError
-from connector import apps, breaker, chores, flags, manifest, oauth, subscribing
+from connector import apps, breaker, chores, flags, manifest, oauth, subscribing, work
 from connector.buckets import spent
 from connector.database import at_rest, new_id, unit
 from connector.errors import SettingsError, TurnlockError
@@ -37,6 +37,27 @@ class Installed:
     by_hand: tuple[str, ...] = field(default=())
 
 
+def _access(crm: str, by_oauth: bool, given: Collection[str]) -> tuple[bool, frozenset[str]]:
+    """Whether a tenant that is given these has an app of its own, and what it need not be given for how it connects."""
+    spec = registry.adapter(crm).oauth
+    if spec is None:
+        return False, frozenset()
+    of_own_app = apps.OF_OWN_APP if spec.client_credentials else frozenset()
+    if by_oauth:
+        return False, spec.replaces | of_own_app
+    own_app = not of_own_app.isdisjoint(given)
+    return own_app, spec.replaces if own_app else frozenset()
+
+
+def needed_of(crm: str, *, by_oauth: bool, given: Collection[str]) -> frozenset[str]:
+    """The parameters and secrets that a new tenant must be given, which depends on how it connects and so on others."""
+    own_app, replaced = _access(crm, by_oauth, given)
+    listed = manifest.load()["adapters"][crm]["parameters"]
+    return (
+        frozenset(p["name"] for p in listed if p["required"]) | (apps.OF_OWN_APP if own_app else frozenset())
+    ) - replaced
+
+
 def add_tenant(
     runtime: Runtime,
     name: str,
@@ -49,7 +70,8 @@ def add_tenant(
 ) -> UUID:
     """Add a tenant with its credentials and a hook. Raises :class:`TurnlockError` with every problem at once.
 
-    With `by_oauth` its access is what the account grants to the app of its CRM (:mod:`connector.oauth`).
+    With `by_oauth` its access is what the account grants to the app of its CRM (:mod:`connector.oauth`); with a
+    client_id and a client_secret it has an app of its own, where its CRM gives such a one tokens.
     """
     if crm not in registry.names():
         raise TurnlockError(f"no adapter for {crm!r}; there are: {', '.join(registry.names())}")
@@ -66,15 +88,17 @@ def add_tenant(
                 base_url = base_url or app_base_url
             except TurnlockError as error:
                 problems.append(str(error))
-    replaced = spec.replaces if by_oauth and spec is not None else frozenset[str]()
+    own_app, replaced = _access(crm, by_oauth, {*parameters, *secret_values})
     known = {p["name"]: p for p in manifest.load()["adapters"][crm]["parameters"]}
+    needed = needed_of(crm, by_oauth=by_oauth, given={*parameters, *secret_values})
     for given in (*parameters, *secret_values):
         if given not in known:
             problems.append(f"{given}: {crm} has no such parameter; it has {', '.join(known)}")
     for p in known.values():
         if p["name"] in replaced:
-            if p["name"] in secret_values:
-                problems.append(f"{p['name']}: the app has it; leave it out with --oauth")
+            if p["name"] in {*parameters, *secret_values}:
+                why = "the app has it; leave it out with --oauth" if by_oauth else "the app is given one; leave it out"
+                problems.append(f"{p['name']}: {why}")
             continue
         if p["name"] == "base_url":
             continue  # not a parameter among others: `base_url`, checked below
@@ -83,17 +107,19 @@ def add_tenant(
         if p["name"] in other:
             how = "--secret" if p["secure"] else "--param"
             problems.append(f"{p['name']}: give it with {how}")
-        elif p["required"] and not given_in.get(p["name"]) and "default" not in p:
+        elif p["name"] in needed and not given_in.get(p["name"]) and "default" not in p:
             how = "--secret" if p["secure"] else "--param"
             problems.append(f"{p['name']}: missing; give it with {how} {p['name']} ({p['help']})")
     told = by_oauth and spec is not None and spec.base_url is not None  # with the account's consent
+    if base_url is not None:
+        problems += apps.address_problems(runtime, base_url)
     if base_url is None and registry.adapter(crm).default_base_url is None and not told:
         problems.append(f"base URL: missing; {crm} has no address of its own, give it with --base-url")
     if problems:
         raise TurnlockError("\n".join(problems))
     filled = {p["name"]: p["default"] for p in known.values() if "default" in p and not p["secure"]} | dict(parameters)
-    if by_oauth:
-        filled["auth"] = "oauth"
+    if by_oauth or own_app:
+        filled["auth"] = "oauth" if by_oauth else "client_credentials"
     tenant_id = new_id()
     try:
         with unit(runtime.engine) as (conn, _):
@@ -104,6 +130,8 @@ def add_tenant(
             for secret_name, value in secret_values.items():
                 store_secret(runtime, conn, tenant_id, secret_name, value)
             new_hook(runtime, conn, tenant_id)
+            if own_app:
+                conn.execute(sa.insert(oauth_grants).values(tenant_id=tenant_id))
     except IntegrityError:
         raise TurnlockError(f"a tenant {name!r} exists already; choose another name") from None
     return tenant_id
@@ -172,6 +200,8 @@ def install(runtime: Runtime, tenant: Tenant) -> Installed:
     subscribed = Subscribed() if of_app else subscribing.subscribe(runtime, tenant, url)
     with unit(runtime.engine) as (conn, _):
         chores.schedule(conn, tenant.tenant_id)
+        if tenant.own_app:  # nobody's consent begins it
+            work.want(conn, tenant.tenant_id, "tokens")
     runtime.wake()
     topics = tuple(sorted({hook.topic for hook in subscribed.hooks if hook.active}))
     return Installed(url, counts, topics, subscribed.by_hand)
@@ -182,10 +212,7 @@ def _name_account(runtime: Runtime, tenant: Tenant) -> None:
     account = tenant.adapter.account(oauth.client(runtime, tenant))
     if account is not None:
         with unit(runtime.engine) as (conn, _):
-            if tenant.by_oauth and not apps.join(conn, tenant.crm, account, tenant):
-                raise TurnlockError(apps.TAKEN)
-            here = tenants.c.tenant_id == tenant.tenant_id
-            conn.execute(sa.update(tenants).where(here).values(account_ref=account))
+            apps.claim(conn, tenant, account)
         runtime.hooks.clear()
 
 
@@ -199,12 +226,13 @@ def uninstall(runtime: Runtime, tenant: Tenant, *, force: bool = False) -> int:
     try:
         with runtime.engine.connect() as conn:
             url = hook_url(runtime, conn, tenant)
-        if not subscribing.served_by_app(tenant):
+        # Where hooks are made by hand there is nothing to call for, be the consent dead.
+        if Capability.WEBHOOK_API in tenant.adapter.capabilities and not subscribing.served_by_app(tenant):
             removed = tenant.adapter.unsubscribe(oauth.client(runtime, tenant), url)
     except CrmError as error:
         if not force:
             raise TurnlockError(f"{error}\nThe hooks were not removed; try again, or use --force to go on") from error
-    if tenant.by_oauth:
+    if tenant.has_tokens:
         oauth.give_back(runtime, tenant)
     with unit(runtime.engine) as (conn, _):
         c = tenants.c
@@ -215,7 +243,7 @@ def uninstall(runtime: Runtime, tenant: Tenant, *, force: bool = False) -> int:
             .values(status="removed", sending=False, name=f"{tenant.name} (removed {tenant.tenant_id.hex[-12:]})")
         )
         conn.execute(sa.delete(secrets).where(secrets.c.tenant_id == tenant.tenant_id))
-        if tenant.by_oauth:
+        if tenant.has_tokens:
             conn.execute(sa.delete(oauth_grants).where(oauth_grants.c.tenant_id == tenant.tenant_id))
             conn.execute(sa.delete(oauth_states).where(oauth_states.c.tenant_id == tenant.tenant_id))
             apps.leave(conn, tenant)

@@ -130,16 +130,23 @@ def _told(runtime: Any, crm: str) -> dict[str, str]:
 def connect(tenant: str, as_json: bool) -> None:
     """Make a link with which the admin of TENANT's account grants access. It is good for 30 minutes.
 
-    Whoever opens it can connect an account of theirs: send it to that admin only.
+    Whoever opens it can connect an account of theirs: send it to that admin only. A tenant with an app of its own needs
+    no link: Turnlock asks for a token at once.
 
     Example: turnlock connect acme
     """
     from connector import oauth
 
     with tenant_session(tenant) as (runtime, found):
-        url = oauth.link(runtime, found)
+        url: str | None = None
+        if found.own_app:
+            oauth.again(runtime, found)
+        else:
+            url = oauth.link(runtime, found)
     if as_json:
         print_json({"tenant": found.name, "url": url})
+    elif url is None:
+        say(f"Connected: {found.name}.")
     else:
         say(f"Open this within 30 minutes, signed in to the account as an admin: {url}")
 

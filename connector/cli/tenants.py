@@ -47,12 +47,12 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | 
     return value.rstrip("/")
 
 
-def _parameters(crm: str) -> list[Mapping[str, Any]]:
+def _parameters(crm: str) -> list[dict[str, Any]]:
     from adapters import registry
     from connector import manifest
 
     registry.adapter(crm)  # raises for one that there is not, with those there are
-    found: list[Mapping[str, Any]] = manifest.load()["adapters"][crm]["parameters"]
+    found: list[dict[str, Any]] = manifest.load()["adapters"][crm]["parameters"]
     return found
 
 
@@ -87,7 +87,9 @@ def tenant_add(
 
     parameters = _parameters(crm)
     with session() as runtime:
-        values = secrets.gather(named, parameters)
+        given = {*params, *(one.partition("=")[0] for one in named)}
+        needed = tenants.needed_of(crm, by_oauth=by_oauth, given=given)
+        values = secrets.gather(named, [p | {"required": p["name"] in needed} for p in parameters])
         tenant_id = tenants.add_tenant(
             runtime, name, crm, base_url=base_url, parameters=params, secret_values=values, by_oauth=by_oauth
         )
@@ -127,6 +129,27 @@ def tenant_list(removed: bool, as_json: bool) -> None:
         for r in rows
     ]
     table(columns, cells, none="No tenant yet; `turnlock tenant add` makes one.")
+
+
+@tenant.command("set")
+@click.argument("name")
+@click.option("--base-url", callback=_address, help="The new address of the CRM, of the same account.")
+@click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Empty: the default.")
+@json_option
+def tenant_set(name: str, base_url: str | None, params: dict[str, str], as_json: bool) -> None:
+    """Change plain parameters of a tenant, or where its CRM is. Secrets are set with `turnlock tenant secret`.
+
+    Example: turnlock tenant set acme --param price_field=Budget__c
+    """
+    from connector import tenant_changes
+
+    with tenant_session(name) as (runtime, found):
+        now = tenant_changes.change(runtime, found, parameters=params, base_url=base_url)
+    if as_json:
+        print_json({"tenant": found.name, "parameters": dict(now), "base_url": base_url or found.base_url})
+    else:
+        shown = ", ".join(f"{key}={value}" for key, value in sorted(now.items())) or "all as by default"
+        say(f"{found.name}: {shown}. Next: `turnlock check {found.name}`.")
 
 
 @tenant.command("secret")

@@ -30,6 +30,7 @@ class FakePipedrive(Fake):
         self.passwords: dict[str, str] = {}  # of hooks that were made by the API
         self.emails: dict[str, str] = {}  # of persons that were made by the API
         self.archived: set[str] = set()
+        self.company = 13052000
 
     def handle(self, asked: Received) -> Reply:
         token, bearer = asked.headers.get("x-api-token"), asked.headers.get("authorization")
@@ -39,7 +40,8 @@ class FakePipedrive(Fake):
         assert api == "api"
         places = {
             ("v1", "leads"): self._leads, ("v2", "persons"): self._persons, ("v1", "notes"): self._notes,
-            ("v1", "users"): self._users, ("v1", "webhooks"): self._webhooks, ("v1", "legacyTeams"): self._teams,
+            ("v2", "activities"): self._activities, ("v1", "users"): self._users, ("v1", "webhooks"): self._webhooks,
+            ("v1", "legacyTeams"): self._teams,
         }  # fmt: skip
         return places[version, name](asked, *rest)
 
@@ -90,6 +92,8 @@ class FakePipedrive(Fake):
         return ok(rows[start:end], additional_data={"pagination": more})
 
     def _persons(self, asked: Received, ref: str = "") -> Reply:
+        if asked.method == "GET" and not ref:
+            return ok([], additional_data={"next_cursor": None})
         if asked.method == "POST":
             self.emails[new := self.new_ref()] = asked.json["emails"][0]["value"]
             return ok({"id": int(new)})
@@ -110,6 +114,21 @@ class FakePipedrive(Fake):
         more = {"pagination": {"start": 0, "limit": 100, "more_items_in_collection": False}}
         return ok([{"id": n, "content": text} for n, text in enumerate(kept, 1)] or None, additional_data=more)
 
+    def _activities(self, asked: Received) -> Reply:
+        if asked.method == "POST":
+            said = asked.json
+            assert (said["type"], said["done"]) == ("call", False)
+            row = self.leads[said["lead_id"]]
+            assert said["participants"] == [{"person_id": self.person_of(row), "primary": True}]
+            text, due = f"{said['subject']} {said['note']}", f"{said['due_date']}T{said['due_time']}Z"
+            row.tasks.append((str(said["owner_id"]), text, due))
+            return ok({"id": int(self.new_ref())})
+        found = self.leads.get(asked.query["lead_id"])
+        rows = [
+            {"id": n, "subject": "s", "note": text} for n, (_, text, _) in enumerate(found.tasks if found else [], 1)
+        ]
+        return ok(rows, additional_data={"next_cursor": None})
+
     def _user(self, row: AgentRow) -> dict[str, Any]:
         return {
             "id": int(row.ref), "name": f"Agent {row.ref}", "email": f"{row.ref}@example.com", "activated": True,
@@ -120,7 +139,7 @@ class FakePipedrive(Fake):
     def _users(self, asked: Received, ref: str = "") -> Reply:
         if ref == "me":
             clock = (NOW + self.clock_is_off).strftime("%a, %d %b %Y %H:%M:%S GMT")
-            me = self._user(AgentRow(ME)) | {"company_id": 13052000, "company_domain": "acme"}
+            me = self._user(AgentRow(ME)) | {"company_id": self.company, "company_domain": "acme"}
             return Reply(body={"success": True, "data": me}, headers={"Date": clock})
         if ref:
             return ok(self._user(self.agents[ref])) if ref in self.agents else NOT_FOUND

@@ -76,6 +76,12 @@ class FakeSalesforce(Fake):
             return self._query(asked.query["q"], path.endswith("All"), size)
         if path.startswith(f"{_DATA}/query/"):
             return self._page(path.rpartition("/")[2])
+        if path == f"{_DATA}/sobjects/Task" and "IsReminderSet" in asked.json:
+            said = asked.json
+            assert said["ReminderDateTime"].startswith(said["ActivityDate"])
+            task = (said["OwnerId"], f"{said['Subject']} {said['Description']}", said["ReminderDateTime"])
+            self.leads[said["WhoId"]].tasks.append(task)
+            return Reply(201, {"id": self.new_ref(), "success": True, "errors": []})
         if path == f"{_DATA}/sobjects/Task":
             assert asked.json["ActivityDate"] == f"{NOW:%Y-%m-%d}"
             self.leads[asked.json["WhoId"]].notes.append((asked.json["Subject"], asked.json["Description"]))
@@ -183,7 +189,7 @@ class FakeSalesforce(Fake):
 
     def _tasks(self, _: soql.Query) -> Iterator[dict[str, Any]]:
         for row in self.leads.values():
-            for at, (_, body) in enumerate(row.notes):
+            for at, body in enumerate([*(body for _, body in row.notes), *(text for _, text, _ in row.tasks)]):
                 yield {"Id": f"00T{row.ref}{at}", "WhoId": row.ref, "Description": body, "CreatedDate": row.created}
 
     def _groups(self, _: soql.Query) -> Iterator[dict[str, Any]]:

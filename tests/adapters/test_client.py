@@ -11,7 +11,7 @@ import requests
 import responses
 
 from adapters.base import Credentials, Unreadable
-from adapters.client import Answer, Client, CrmError, Fault, Outcome, Who, parse_retry_after, verdict
+from adapters.client import Answer, Client, CrmError, Fault, Outcome, Unsendable, Who, parse_retry_after, verdict
 from adapters.outcome import _MEANINGS
 from tests.adapters.loopback import Reply, Server, reset
 from tests.adapters.sockets import NOW, SECRET, client, error_of
@@ -266,18 +266,18 @@ def test_a_link_elsewhere_is_refused(link: str) -> None:
     ],
 )
 def test_base_addresses_that_are_refused(url: str, allow: bool) -> None:
-    with pytest.raises(ValueError, match="base address"):
+    with pytest.raises(Unsendable, match="base address"):
         client(url, allow_private_hosts=allow)
 
 
 def test_private_addresses_are_named_with_the_setting_that_allows_them() -> None:
-    with pytest.raises(ValueError, match="TURNLOCK_ALLOW_PRIVATE_HOSTS=1"):
+    with pytest.raises(Unsendable, match="TURNLOCK_ALLOW_PRIVATE_HOSTS=1"):
         client("http://crm.example.com", allow_private_hosts=False)
 
 
 @pytest.mark.parametrize("value", ["canary\nX: y", "canary\r", "canär", " canary", "canary\x00"])
 def test_a_header_that_cannot_be_sent_is_refused_without_its_value(value: str) -> None:
-    with pytest.raises(ValueError, match="header Authorization") as caught:
+    with pytest.raises(Unsendable, match="header Authorization") as caught:
         Client("https://crm.example.com", {"Authorization": value}, Credentials(), now=lambda: NOW)
     assert "can" not in str(caught.value).replace("cannot", "")
 

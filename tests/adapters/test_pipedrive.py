@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from urllib.parse import parse_qsl
@@ -278,6 +278,25 @@ def test_deals_and_persons_may_be_the_leads(mock: responses.RequestsMock) -> Non
         assert "lead, deal, person" in failing(lambda: CRM.fetch_leads(made, ["1"])).text
 
 
+def test_a_task_is_a_call_with_the_person_due_in_utc(mock: responses.RequestsMock) -> None:
+    serve(mock, "/api/v2/activities", {"id": 5}, "POST")
+    serve(mock, "/api/v2/deals/31", {"id": 31, "owner_id": ANN, "person_id": 77})
+    serve(mock, f"/api/v1/leads/{LEAD}", LEAD_ROW | {"person_id": None, "organization_id": 9})
+    due = datetime(2026, 3, 2, 23, 55, tzinfo=timezone(timedelta(hours=-6)))
+    for entity, ref in (("deal", "31"), ("person", "1092"), ("lead", LEAD)):
+        with client(object=entity, nobody=str(ME)) as made:
+            CRM.add_task(made, ref, str(ANN), "Call within 5 minutes", "[m]", due)
+    call = {
+        "subject": "Call within 5 minutes", "type": "call", "owner_id": ANN, "note": "[m]", "done": False,
+        "due_date": "2026-03-03", "due_time": "05:55",
+    }  # fmt: skip
+    assert [body for _, body in sent(mock, "POST")] == [
+        call | {"deal_id": 31, "participants": [{"person_id": 77, "primary": True}]},
+        call | {"participants": [{"person_id": 1092, "primary": True}]},
+        call | {"lead_id": LEAD},
+    ]
+
+
 def test_a_test_lead_is_nobodys_and_leaves_no_person_behind(mock: responses.RequestsMock) -> None:
     serve(mock, "/api/v2/persons", {"id": 77}, "POST")
     serve(mock, "/api/v2/deals", {"id": 31}, "POST")
@@ -522,11 +541,15 @@ def test_a_check_tells_of_rights_budget_and_failing_deliveries(mock: responses.R
     me = {"id": ME, "company_domain": "acme", "access": [{"app": "sales", "admin": False}]}
     mock.add("GET", f"{BASE}/api/v1/users/me", json={"success": True, "data": me}, headers=budget)
     serve(mock, "/api/v1/leads", [])
+    no_scope = {"success": False, "error": "Scope and URL mismatch", "errorCode": 403}
+    mock.add("GET", f"{BASE}/api/v2/persons", json=no_scope, status=403)
     serve(mock, "/api/v1/users", [{"id": ME, "name": "Iris Integration", "active_flag": True}])
     serve(mock, "/api/v1/webhooks", [*WHOLE[:2], WHOLE[2] | {"last_http_status": 401}])
     with client(nobody=f"{ME}, {BOB}") as made:
         found = {f.where: f for f in CRM.check(made, URL)}
-    assert {where for where, f in found.items() if not f.ok} == {"rights", "budget", "agents", "nobody", "deliveries"}
+    lacking = {where for where, f in found.items() if not f.ok}
+    assert lacking == {"rights", "budget", "leads", "agents", "nobody", "deliveries"}
+    assert "lacks a scope" in found["leads"].fix
     assert found["nobody"].what == f"{ME}, {BOB}: their leads are nobody's"
     assert str(BOB) in found["nobody"].fix
     assert found["budget"].what == "812 of 150000 API tokens left today"

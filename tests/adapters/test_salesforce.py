@@ -288,13 +288,18 @@ def test_the_merged_bring_the_lead_that_goes_on(running: Running) -> None:
     fake.deleted = {"5001": "5002", "5003": "5002", "5004": None}
     found = CRM.fetch_leads(running.client, ["5001", "5003", "5004", "5005"])
     assert {ref: lead.former_refs for ref, lead in found.items()} == {"5002": ("5001", "5003"), "5005": ()}
+    fake.deleted["5002"] = "5005"  # the one that went on is merged, too
+    found = CRM.fetch_leads(running.client, ["5003", "5001", "5004"])
+    assert {ref: set(lead.former_refs) for ref, lead in found.items()} == {"5005": {"5001", "5002", "5003"}}
+    fake.deleted["5005"] = "5001"  # a ring, which is none that Salesforce would make
+    assert CRM.fetch_leads(running.client, ["5001"]) == {}
 
 
 def test_a_sweep_reads_all_pages_of_the_queues_that_count(running: Running) -> None:
     fake, young, long_ago = running.fake, NOW - timedelta(minutes=30), NOW - timedelta(days=9)
     fake.add_leads(
         *(LeadRow(str(5000 + n), pond="7", created=young) for n in range(250)),
-        LeadRow("6001", pond="7", created=long_ago, changed=NOW - timedelta(minutes=1)),  # came back to the queue
+        LeadRow("6001", pond="7", created=long_ago, changed=NOW - timedelta(minutes=3)),  # came back to the queue
         LeadRow("6002", pond="7", created=long_ago),
         LeadRow("6003", pond="8", created=young),
         LeadRow("6004", owner="12", created=young),
@@ -314,8 +319,24 @@ def test_a_sweep_reads_all_pages_of_the_queues_that_count(running: Running) -> N
     assert sweep(CRM.unassigned_since, all_queues="yes") == wanted | {"6003"}
 
 
+@pytest.mark.parametrize(("said", "found"), [({}, ["5002"]), ({"sweep_min_age": "30"}, ["5002", "5001"])])
+def test_a_sweep_leaves_a_lead_to_the_message_that_may_be_on_its_way(
+    said: dict[str, str], found: list[str], running: Running
+) -> None:
+    old = NOW - timedelta(days=9)
+    running.client.credentials = Credentials(said, running.client.credentials.secrets)
+    for made in ("created", "changed"):
+        running.fake.leads.clear()
+        for ref, seconds in (("5001", 31), ("5002", 121)):
+            then = NOW - timedelta(seconds=seconds)
+            running.fake.add_leads(LeadRow(ref, created=then if made == "created" else old, changed=then))
+        by = CRM.unassigned_since if made == "created" else CRM.changed_since
+        pages = by(running.client, NOW - timedelta(hours=1), UnassignedDefinition())
+        assert [ref for page in pages for ref in page] == found
+
+
 def test_a_sweep_leaves_the_last_calls_of_the_day_to_owners(running: Running) -> None:
-    running.fake.add_leads(LeadRow("5001", created=NOW))
+    running.fake.add_leads(LeadRow("5001", created=NOW - timedelta(minutes=5)))
     since, nobody = NOW - timedelta(hours=1), UnassignedDefinition()
     running.fake.usage = "api-usage=4749/5000; per-app-api-usage=4999/5000(appName=other)"
     assert list(CRM.unassigned_since(running.client, since, nobody)) == [["5001"]]
@@ -362,7 +383,7 @@ def test_no_assignment_rule_runs_on_our_write(running: Running) -> None:
     [
         ("REQUIRED_FIELD_MISSING", 400, Outcome.REFUSED, "required fields"),
         ("DUPLICATES_DETECTED", 400, Outcome.REFUSED, "duplicate rules"),
-        ("INVALID_CROSS_REFERENCE_KEY", 400, Outcome.REFUSED, "create on leads"),
+        ("INVALID_CROSS_REFERENCE_KEY", 400, Outcome.AGENT_REFUSED, "create on leads"),
         ("INSUFFICIENT_ACCESS_OR_READONLY", 403, Outcome.FORBIDDEN, "create on leads"),
         ("API_DISABLED_FOR_ORG", 403, Outcome.FORBIDDEN, "has no API"),
         ("UNABLE_TO_LOCK_ROW", 400, Outcome.NOT_SENT, "tries again"),
@@ -446,7 +467,7 @@ WRITTEN = [
     (400, no("OPERATION_WITH_INACTIVE_USER"), Outcome.AGENT_REFUSED, None, "inactive"),
     (400, no("TRANSFER_REQUIRES_READ"), Outcome.AGENT_REFUSED, None, "may not read leads"),
     (403, no("TRANSFER_REQUIRES_READ"), Outcome.AGENT_REFUSED, None, "may not read leads"),
-    (400, no("INVALID_CROSS_REFERENCE_KEY"), Outcome.REFUSED, None, "does not know the agent's user"),
+    (400, no("INVALID_CROSS_REFERENCE_KEY"), Outcome.AGENT_REFUSED, None, "does not know the agent's user"),
     (400, no("CANNOT_UPDATE_CONVERTED_LEAD"), Outcome.GONE, None, "converted"),
     (400, no("ENTITY_IS_DELETED"), Outcome.GONE, None, "deleted"),
     (404, no("ENTITY_IS_DELETED"), Outcome.GONE, None, "deleted"),

@@ -42,7 +42,9 @@ def test_from_an_app_to_a_test_lead(live: AppRig, database: Settings) -> None:
         addresses = turnlock.json("app", "show", "hubspot")
         assert addresses["redirect_url"].endswith("/oauth/callback")
         assert addresses["hook_url"] in registered.stdout
-        assert "`turnlock connect acme`" in turnlock("tenant", "add", "acme", "--crm", "hubspot", "--oauth").stdout
+        add = ("tenant", "add", "acme", "--crm", "hubspot", "--oauth")
+        # A secret that is there for another tenant is none of this one's.
+        assert "`turnlock connect acme`" in turnlock(*add, TURNLOCK_SECRET_ACCESS_TOKEN="canary").stdout
         assert "not connected yet" in turnlock("install", "acme", code=1).stderr
         link = turnlock.json("connect", "acme")["url"]
         begun = browse(link)

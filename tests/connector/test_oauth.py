@@ -155,6 +155,25 @@ def test_problems_are_told_at_once_with_their_fix(live: AppRig) -> None:
         apps.set_app(live.runtime, "bottlecrm", parameters={}, secret_values={})
 
 
+def test_an_address_or_a_secret_that_cannot_be_sent_is_told_with_its_fix(runtime: Runtime) -> None:
+    def add(base_url: str, token: str) -> tenants.Finding:
+        given = {"base_url": base_url, "parameters": {}, "secret_values": {"access_token": token}}
+        tenants.add_tenant(runtime, "acme", "salesforce", **given)  # type: ignore[arg-type]
+        with runtime.engine.connect() as conn:
+            (finding,) = tenants.check(runtime, runtime.tenant_named(conn, "acme"))
+        return finding
+
+    runtime.settings = replace(runtime.settings, allow_private_hosts=False)
+    with pytest.raises(TurnlockError, match="only https on port 443"):
+        add("http://acme.example.com", "t")
+    with pytest.raises(TurnlockError, match="only https on port 443"):
+        apps.set_app(runtime, "hubspot", parameters={"client_id": "1"}, secret_values={"client_secret": "x"},
+                     base_url="http://acme.example.com")  # fmt: skip
+    finding = add("https://acme.example.com", "canary é")
+    assert (finding.ok, "canary" in repr(finding)) == (False, False)
+    assert "header Authorization" in finding.fix
+
+
 def test_no_token_is_stored_or_told_in_clear(live: AppRig) -> None:
     with captured_logs() as told:
         live.connect()
@@ -378,6 +397,7 @@ def test_a_refused_token_is_renewed_once_before_the_clock_says_so(live: AppRig) 
     live.wait_chores()  # the refused call is to be the lead's
     assert live.assign() == ANA
     live.settle()
+    live.first_round()  # else the reading of teams may be refused instead of a lead's
     live.sql("UPDATE oauth_grants SET renewed_at = clock_timestamp() - interval '11 minutes' WHERE tenant_id = :t")
     live.sandbox.fault("status", status=401, path="/crm/v3", times=1)
     ref = live.create()

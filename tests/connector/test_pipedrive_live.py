@@ -22,6 +22,7 @@ from tests.adapters.kit_pipedrive import ME, FakePipedrive
 from tests.adapters.loopback import Received, Reply, Server
 from tests.connector.oauth_rig import browse
 from tests.rig import ABC, ANA, BEN, CY, Rig, http_send, until
+from tests.rig import Reply as Answer
 
 TOKEN = "canary-api-token-1"
 CLIENT = ("client-id-123", "client-secret-456")
@@ -39,13 +40,16 @@ class Account(FakePipedrive):
         self.deaf = False  # deliveries are lost, as in a ban
         self.statuses: list[int] = []
         self.written: list[tuple[str, str]] = []
-        self.given_back: list[tuple[str, dict[str, str]]] = []
         self.url = ""
+        self.granted = True
+        self.renewed = 0
+        self.revoked: list[tuple[str, str | None]] = []
 
     def come_in(self, *, created: datetime | None = None) -> str:
         """A lead of a web form, owned by whoever stands for nobody."""
         ref = str(uuid5(NAMESPACE_URL, self.new_ref()))
-        self.add_leads(LeadRow(ref, created=created or datetime.now(UTC)))
+        # A second ago: a sweep at once must see it, and its clock, the database's, may be a moment behind this one.
+        self.add_leads(LeadRow(ref, created=created or datetime.now(UTC) - timedelta(seconds=1)))
         self.tell("create", ref, None)
         return ref
 
@@ -79,7 +83,7 @@ class Account(FakePipedrive):
         if asked.path == "/oauth/token":
             return self._token(asked)
         if asked.path == "/oauth/revoke":
-            self.given_back.append((asked.headers["authorization"], dict(parse_qsl(asked.body.decode()))))
+            self.revoked.append((dict(parse_qsl(asked.body.decode()))["token"], asked.headers.get("authorization")))
             return Reply(200)
         if asked.method == "PATCH":
             ref, agent = asked.path.rpartition("/")[2], str(asked.json["owner_id"])
@@ -104,6 +108,9 @@ class Account(FakePipedrive):
         form = dict(parse_qsl(asked.body.decode()))
         if asked.headers.get("authorization") != basic or form.get("code", "code-1") != "code-1":
             return Reply(400, {"success": False, "message": "Invalid client: client is invalid"})
+        self.renewed += form["grant_type"] == "refresh_token"
+        if not self.granted:
+            return Reply(400, {"success": False, "message": "Invalid grant: refresh token is invalid"})
         tokens = {"access_token": TOKEN, "refresh_token": "1:2:3", "expires_in": 3599, "scope": "base,admin"}
         return Reply(body={**tokens, "token_type": "Bearer", "api_domain": self.url})
 
@@ -294,16 +301,45 @@ def test_an_account_connects_by_oauth_and_brings_its_address(bare: Live) -> None
         base_url=account.url,
     )
     bare.add(by_oauth=True)
-    begun = browse(oauth.link(bare.runtime, bare.tenant))
-    asked = dict(parse_qsl(urlsplit(begun.headers["location"]).query))
-    assert set(asked) == {"client_id", "redirect_uri", "response_type", "state"}
-    back = f"{asked['redirect_uri']}?state={asked['state']}&code=code-1"
-    assert browse(back, begun.headers["set-cookie"].partition(";")[0]).status == 200
+
+    def consent() -> Answer:
+        begun = browse(oauth.link(bare.runtime, bare.tenant))
+        asked = dict(parse_qsl(urlsplit(begun.headers["location"]).query))
+        assert set(asked) == {"client_id", "redirect_uri", "response_type", "state"}
+        back = f"{asked['redirect_uri']}?state={asked['state']}&code=code-1"
+        return browse(back, begun.headers["set-cookie"].partition(";")[0])
+
+    assert b"account 13052000" in consent().body
+    account.company = 13052001  # the admin of two companies, who is signed in to the other one
+    assert (refused := consent()).status == 400
+    assert b"another account than the one" in refused.body
+    account.company = 13052000
     bare.open()
     assert [bare.assign() for _ in range(2)] == [ANA, BEN]
     bare.settle()
     assert bare.one("SELECT base_url FROM oauth_grants WHERE tenant_id = :t") == account.url
     assert bare.alarms() == set()
+    # An account that removes the app: Pipedrive says so, and by a renewal it says whether that ended the consent.
+    proof, told = "Basic Y2xpZW50LWlkLTEyMzpjbGllbnQtc2VjcmV0LTQ1Ng==", {"client_id": CLIENT[0], "user_id": 7}
+    callback = f"{bare.runtime.settings.public_url}/oauth/callback"
+
+    def removed(body: Any, said: str | None = proof) -> int:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": said} if said else {})
+        return http_send(callback, json.dumps(body).encode(), headers, "DELETE").status
+
+    ours = told | {"company_id": 13052000}
+    assert [removed(ours, said) for said in (None, "", proof[:-1], proof + "x", "Basic Og==")] == [401] * 5
+    assert (removed(told), removed([]), removed(told | {"company_id": 1})) == (400, 400, 200)
+    assert account.renewed == 0
+    assert removed(ours) == 200  # by another user, for themselves
+    until(lambda: account.renewed == 1, what="a renewal")
+    assert bare.assign() == CY
+    bare.settle()
+    account.granted = False
+    assert removed(ours) == 200
+    until(lambda: "reconnect_needed" in bare.alarms(), what="the alarm")
+    account.granted = True
+    assert consent().status == 200
+    bare.stop_worker()
     tenants.uninstall(bare.runtime, bare.tenant)
-    basic = "Basic " + base64.b64encode(":".join(CLIENT).encode()).decode()
-    assert account.given_back == [(basic, {"token": "1:2:3", "token_type_hint": "refresh_token"})]
+    assert account.revoked == [("1:2:3", proof)]

@@ -14,11 +14,13 @@ from datetime import timedelta
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from adapters.client import Client, CrmError
+from adapters.oauth import DeadGrant, NotConnected, StaleToken
 from adapters.salesforce_reading import ACK, id18
 from connector import apps, oauth, tenants, testing
 from connector.chores import sweep
@@ -76,7 +78,13 @@ class Login:
     def _token(self, form: Mapping[str, str]) -> Reply:
         if (form["client_id"], form["client_secret"]) != ("3MVG9.canary", "canary-app-secret"):
             return Reply(400, {"error": "invalid_client_id", "error_description": "client identifier invalid"})
-        if form["grant_type"] == "authorization_code":
+        if form["grant_type"] == "client_credentials":
+            assert set(form) == {"grant_type", "client_id", "client_secret"}
+            if self.dead:
+                said = "no client credentials user enabled"
+                return Reply(400, {"error": "invalid_grant", "error_description": said})
+            good = True
+        elif form["grant_type"] == "authorization_code":
             digest = hashlib.sha256(form["code_verifier"].encode()).digest()
             good = base64.urlsafe_b64encode(digest).decode().rstrip("=") == self._challenge
             self.dead = False
@@ -87,10 +95,10 @@ class Login:
             return Reply(400, {"error": "invalid_grant", "error_description": "expired access/refresh token"})
         self.given += 1
         self.fake.token = f"canary-session-{self.given}"
+        more = {} if form["grant_type"] == "client_credentials" else {"refresh_token": f"canary-refresh-{self.given}"}
         return Reply(
             body={
-                "access_token": self.fake.token, "refresh_token": f"canary-refresh-{self.given}",
-                "token_type": "Bearer", "instance_url": self.api, "id": f"https://login.salesforce.com/id/{self.account}/{USER}",
+                "access_token": self.fake.token, **more, "token_type": "Bearer", "instance_url": self.api, "id": f"https://login.salesforce.com/id/{self.account}/{USER}",
                 "scope": "refresh_token api", "signature": "c2ln", "issued_at": "1775467200500",
             }
         )  # fmt: skip
@@ -130,11 +138,9 @@ class Sales(Live):
                 return self.refusals.pop(0)
         return self._handle(asked)
 
-    def add(self, name: str = "acme") -> None:
-        tenants.add_tenant(
-            self.runtime, name, "salesforce", base_url=self.login_server.url, parameters={}, secret_values={},
-            by_oauth=True,
-        )  # fmt: skip
+    def add(self, name: str = "acme", **how: Any) -> None:
+        how = how or {"parameters": {}, "secret_values": {}, "by_oauth": True}
+        tenants.add_tenant(self.runtime, name, "salesforce", base_url=self.login_server.url, **how)
         with self.runtime.engine.connect() as conn:
             self.tenant = self.runtime.tenant_named(conn, name)
 
@@ -157,8 +163,9 @@ class Sales(Live):
 
     def session_ends(self) -> None:
         """The token ends before its time, some while after it was given."""
-        self.fake.token = "another"
+        # First its age: whoever calls meanwhile must not be refused with a token that counts as new.
         self.sql("UPDATE oauth_grants SET renewed_at = clock_timestamp() - interval '11 minutes' WHERE tenant_id = :t")
+        self.fake.token = "another"
 
 
 def is_ack(answer: Answer) -> bool:
@@ -297,6 +304,30 @@ def test_a_token_that_ended_is_renewed_once_and_the_calls_are_made_again(live: S
     assert "reconnect_needed" not in live.alarms()
 
 
+def test_a_refresh_token_that_could_not_be_stored_at_once_is_not_lost(
+    live: Sales, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.stop_worker()
+    runtime, tenant, kept = live.runtime, live.tenant, oauth._kept
+    live.sql("UPDATE oauth_grants SET due_at = clock_timestamp(), expires_at = clock_timestamp() WHERE tenant_id = :t")
+    runtime.forget_secrets()
+
+    def lost(*_: Any) -> Any:
+        monkeypatch.setattr(oauth, "_kept", kept)
+        raise OperationalError("UPDATE", {}, psycopg.OperationalError("gone"), connection_invalidated=True)
+
+    monkeypatch.setattr(oauth, "_kept", lost)
+    with pytest.raises(OperationalError):
+        oauth.renew(runtime, tenant)
+    live.sql("UPDATE oauth_grants SET lease = NULL WHERE tenant_id = :t")  # it ended with the connection
+    runtime.abandoned.give_back(runtime.engine)  # as a worker does once the database answers
+    assert oauth.client(runtime, tenant).credentials.secrets["access_token"] == "canary-session-2"
+    live.sql("UPDATE oauth_grants SET due_at = clock_timestamp() WHERE tenant_id = :t")
+    oauth.renew(runtime, tenant)
+    assert not live.login.dead  # each refresh token was used once
+    assert len(live.login.asked) == 3
+
+
 def test_a_token_that_another_worker_renewed_is_not_doubted_again(live: Sales) -> None:
     runtime, tenant = live.runtime, live.tenant
     live.stop_worker()
@@ -323,6 +354,34 @@ def test_an_account_that_was_moved_is_called_where_it_is_now(live: Sales) -> Non
         assert not any(asked.method == "PATCH" for asked in live.server.received)
 
 
+def test_a_lead_that_cannot_be_read_parks_alone(live: Sales) -> None:
+    refs = [str(5000 + n) for n in range(9)]
+    live.queued(*refs)
+    live.fake.leads["5003"].pond, live.fake.leads["5003"].owner = None, "who's this"
+    assert is_ack(live.message(*refs))
+    rest = [ref for ref in refs if ref != "5003"]
+    live.owned(*rest)
+    live.in_step(*rest)
+    (parked,) = [event for event in live.events() if event.state == "parked"]
+    assert (parked.ref, parked.reason) == ("5003", "crm_answer_unreadable")
+    assert live.alarms() == {"event_parked"}
+    assert len(live.turns()) == 8
+
+
+def test_an_address_that_sends_elsewhere_is_told_before_any_lead_is_read(live: Sales) -> None:
+    live.wait_chores()  # else one of them tells of it
+    real, live.server.handle = live.server.handle, lambda _: Reply(302, headers={"Location": "https://new.example.com"})
+    live.queued("5001")
+    assert is_ack(live.message("5001"))
+    until(lambda: "crm_refuses_us" in live.alarms(), what="the alarm")
+    said = live.one("SELECT text FROM alarms WHERE tenant_id = :t AND kind = 'crm_refuses_us'")
+    assert "enter the final address" in str(said)
+    live.server.handle = real
+    live.due_now()
+    live.owned("5001")
+    live.in_step("5001")
+
+
 def test_a_consent_that_was_taken_back_needs_a_human_and_then_all_goes_on(live: Sales) -> None:
     live.queued("5001")
     live.login.dead = True
@@ -336,6 +395,20 @@ def test_a_consent_that_was_taken_back_needs_a_human_and_then_all_goes_on(live: 
     live.owned("5001")
     live.in_step("5001")
     assert "reconnect_needed" not in live.alarms()
+
+
+def test_a_consent_to_another_account_is_refused_and_the_one_there_was_goes_on(live: Sales) -> None:
+    live.login.account = id18("00D7Q000000Copy")  # signed in to a sandbox, say: no lead of the account exists there
+    page = live.connect()
+    assert page.status == 400
+    assert b"another account than the one" in page.body
+    assert live.one("SELECT account_ref FROM tenants WHERE tenant_id = :t") == ACCOUNT
+    live.login.account = ACCOUNT
+    assert live.connect().status == 200
+    live.queued("5001")
+    assert is_ack(live.message("5001"))
+    live.owned("5001")
+    live.in_step("5001")
 
 
 @pytest.mark.parametrize(
@@ -358,8 +431,9 @@ def test_what_salesforce_cannot_do_now_is_done_later(live: Sales, refusal: Reply
     assert live.turns() == ["12"]
 
 
-def test_an_agent_whom_salesforce_does_not_take_is_passed_over(live: Sales) -> None:
-    live.refusals.append(error("TRANSFER_REQUIRES_READ"))  # the list of users shows them as active
+@pytest.mark.parametrize("code", ["TRANSFER_REQUIRES_READ", "INVALID_CROSS_REFERENCE_KEY"])
+def test_an_agent_whom_salesforce_does_not_take_is_passed_over(live: Sales, code: str) -> None:
+    live.refusals.append(error(code))  # the list of users shows them as active
     live.queued("5001")
     assert is_ack(live.message("5001"))
     live.owned("5001")
@@ -494,3 +568,108 @@ def test_an_account_is_connected_once_and_removed_though_salesforce_is_away(live
     tenants.uninstall(live.runtime, live.tenant)
     with live.runtime.engine.connect() as conn, pytest.raises(TurnlockError):
         live.runtime.tenant_named(conn, "acme")
+
+
+# -- an app of the account's own: no consent, no refresh token ---------------------------------------------------------
+
+
+OWN_APP = {"parameters": {"client_id": "3MVG9.canary"}, "secret_values": {"client_secret": "canary-app-secret"}}
+
+
+@pytest.fixture
+def own(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sales]:
+    """A tenant with an app of its own, added and no more; the web server runs."""
+    monkeypatch.setattr(
+        "connector.runtime.Client", lambda *given, now, **named: Client(*given, now=lambda: NOW, **named)
+    )
+    with ExitStack() as stack:
+        login, api = (stack.enter_context(Server(lambda _: Reply(500)).running()) for _ in range(2))
+        made = Sales(runtime, login, api)
+        stack.callback(made.stop)
+        made.start_web()
+        made.add(**OWN_APP)
+        yield made
+
+
+def test_an_app_of_the_account_itself_needs_nobodys_consent(own: Sales) -> None:
+    assert all(f.ok for f in tenants.check(own.runtime, own.tenant) if f.where != "agents")
+    assert {asked.path for asked in own.login_server.received} == {"/services/oauth2/token"}
+    tenants.install(own.runtime, own.tenant)
+    own.configure(CONFIG)
+    own.start_worker()
+    own.wait_chores()
+    own.queued("5001", "5002")
+    assert is_ack(own.message("5001"))
+    own.owned("5001")
+    own.session_ends()
+    assert is_ack(own.message("5002"))
+    own.owned("5002")
+    own.settle_owners()
+    assert own.held_by("5001", "5002") == ["12", "13"]
+    assert own.turns() == ["12", "13"]
+    assert own.login.given == 2  # one for the beginning, one for the session that ended
+    assert own.alarms() == set()
+    own.stop_worker()
+    tenants.uninstall(own.runtime, own.tenant)
+    assert own.login.revoked == ["canary-session-2"]
+
+
+def test_many_who_want_the_first_token_ask_for_it_once(own: Sales) -> None:
+    both = (own.runtime, Runtime(own.runtime.settings, own.runtime.engine))
+    start, got = threading.Barrier(8), []
+
+    def ask(of: Runtime) -> None:
+        start.wait(10)
+        while True:
+            try:
+                got.append(oauth.client(of, own.tenant).credentials.secrets["access_token"])
+                return
+            except StaleToken as error:
+                threading.Event().wait((error.retry_after or 0.1) / 10)
+
+    threads = [threading.Thread(target=ask, args=(both[n % 2],)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert got == ["canary-session-1"] * 8
+    assert len(own.login.asked) == 1
+
+
+def test_an_app_that_is_given_no_token_is_no_loop_and_goes_on_when_it_is(own: Sales) -> None:
+    own.login.dead = True
+    (finding,) = tenants.check(own.runtime, own.tenant)
+    assert "client credentials flow" in finding.fix
+    for _ in range(3):
+        with pytest.raises(NotConnected, match="client credentials flow"):
+            oauth.client(own.runtime, own.tenant)
+    assert len(own.login.asked) == 1
+    assert own.alarms() == {"reconnect_needed"}
+    with pytest.raises(DeadGrant):
+        oauth.again(own.runtime, own.tenant)
+    own.login.dead = False
+    oauth.again(own.runtime, own.tenant)
+    assert len(own.login.asked) == 3
+    assert own.alarms() == set()
+    assert oauth.client(own.runtime, own.tenant).credentials.secrets["access_token"] == "canary-session-1"
+
+
+def test_a_wrong_secret_of_an_app_is_corrected_and_problems_are_told_at_once(own: Sales) -> None:
+    tenants.set_secret(own.runtime, own.tenant, "client_secret", "mistyped", at_once=True)
+    (finding,) = tenants.check(own.runtime, own.tenant)
+    assert "turnlock tenant secret" in finding.fix
+    assert "mistyped" not in finding.fix
+    tenants.set_secret(own.runtime, own.tenant, "client_secret", "canary-app-secret", at_once=True)
+    oauth.again(own.runtime, own.tenant)
+    assert own.login.given == 1
+    for how, told in (
+        ({"parameters": {"client_id": "x"}, "secret_values": {"access_token": "t"}},
+         ["client_secret: missing", "access_token: the app is given one"]),
+        ({"parameters": {}, "secret_values": {"client_secret": "x"}}, ["client_id: missing"]),
+        ({**OWN_APP, "by_oauth": True}, ["no app is registered", "client_id: the app", "client_secret: the app"]),
+        ({"parameters": {}, "secret_values": {}}, ["access_token: missing"]),
+    ):  # fmt: skip
+        with pytest.raises(TurnlockError) as caught:
+            own.add("beta", **how)
+        assert all(text in str(caught.value) for text in told)
+        assert len(str(caught.value).splitlines()) == len(told)
