@@ -258,8 +258,9 @@ def _limits(runtime: Runtime, tenant: Tenant, credentials: Credentials) -> list[
         taken = spent(conn, tenant.tenant_id, table) if runtime.keeps_limits(conn) else {}
     found = [Finding("pause", True, f"{lane} until {until:%H:%M:%S} UTC: {why}") for lane, until, why in shut]
     for name, bucket in table.items():
-        ours, others = taken.get(name, (0, 0))
-        what = f"{bucket.limit} in {bucket.window:g} s; counted lately: {ours}, and {others} by others of the account"
+        ours, kept, others = taken.get(name, (0, 0, 0))
+        what = f"{bucket.limit} in {bucket.window:g} s; counted lately: {ours}, dealt out to processes: {kept}"
+        what += f", by others of the account: {others}"
         found.append(Finding(f"limit {name}", True, what))
     return found
 

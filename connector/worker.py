@@ -190,6 +190,7 @@ class Worker:
             thread.join(max(0.0, ends - time.monotonic()))
         alive = any(thread.is_alive() for thread in self._threads)
         self._give_back()
+        self._runtime.limits.leave()
         # Last, because others take what is leased by a process whose lock the listener no longer holds.
         self._ended.set()
         self._listener.join(max(2.0, ends - time.monotonic()))
