@@ -23,20 +23,22 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.base import Adapter, Credentials
-from adapters.budget import Bucket, Lane, charges
+from adapters.budget import Bucket, Lane, Left, charges
 from connector import buckets, log
 from connector.alive import Life
+from connector.daily import Budgets
 from connector.database import is_contention
 
-#: For whose sake this thread calls. Whoever says nothing is patient: commands, and chores.
-lane: ContextVar[Lane] = ContextVar("lane", default=Lane.CHORES)
+#: For whose sake this thread calls.
+lane: ContextVar[Lane] = ContextVar("lane", default=Lane.COMMANDS)
 
+_PATIENT = (Lane.CHORES, Lane.COMMANDS)
 _TELLING = (Lane.NOTES, Lane.TASKS)
 # The part of a bucket that is dealt out among the processes.
 _DEALT = 0.2
 # A portion is at most this part of a bucket.
 _PORTION = 25
-# Seconds that a chore waits in its thread for one call: its place in a list of pages cannot be put down.
+# Seconds that who is patient waits in its thread for one call: its place in a list of pages cannot be put down.
 _PATIENCE = 15.0
 # Seconds for which the threads of this process hold still after the CRM asked to wait: then the breaker is known.
 _UNTIL_KNOWN = 1.0
@@ -78,12 +80,15 @@ class TenantGate:
         self.table = table
         #: Whether the limits count at all; set once an answer tells of them.
         self.counts = False
+        #: Those that the CRM's answers count.
+        self.daily = Budgets(limits.engine, tenant_id, table)
+        self._told = tuple(bucket for bucket in table if bucket.told)
         self._states = {bucket.name: _State() for bucket in table}
         self._still_until = {False: 0.0, True: 0.0}  # for every call; for what tells agents
 
     def take(self, method: str, path: str) -> float:
         """See :meth:`adapters.budget.Gate.take`. A chore waits here for a moment."""
-        ends = time.monotonic() + (_PATIENCE if lane.get() is Lane.CHORES else 0.0)
+        ends = time.monotonic() + (_PATIENCE if lane.get() in _PATIENT else 0.0)
         while True:
             wait = self._take(method, path)
             if not wait or time.monotonic() + wait > ends:
@@ -95,9 +100,13 @@ class TenantGate:
         still = max(self._still_until[False], self._still_until[True] if telling else 0.0)
         if (left := still - time.monotonic()) > 0:
             return left
-        if not self.counts:
-            return 0.0
-        for bucket, cost in charges(self.table, method, path):
+        charged = charges(self.table, method, path)
+        for bucket, _ in charged:
+            if bucket.told and (left := self.daily.wait(bucket, lane.get())):
+                return left
+        for bucket, cost in charged:
+            if bucket.told or not self.counts:
+                continue
             cost -= self._use_put_by(bucket, cost)
             if cost > 0 and isinstance(got := self._get(bucket, cost), float):
                 return got
@@ -110,8 +119,11 @@ class TenantGate:
             self._still_until[lane.get() in _TELLING] = time.monotonic() + min(wait, _UNTIL_KNOWN)
         charged = {bucket.name: bucket for bucket, _ in charges(self.table, method, path)}
         for name, said in self._adapter.left(headers, tuple(charged.values())).items():
-            self.counts = True
             bucket, now = charged[name], time.monotonic()
+            if bucket.told:
+                self.daily.hear(bucket, said, lane.get())
+                continue
+            self.counts = True
             state = self._states[name]
             # While there is plenty nobody needs to know.
             if said.left > bucket.limit / 2 or now - state.heard_at < max(0.5, bucket.window / 20):
@@ -126,8 +138,9 @@ class TenantGate:
     def put_by(self, wanted: Lane) -> tuple[list[tuple[Bucket, _Token]], float]:
         """Take what one row of a lane needs from begin to end; or the seconds to wait. The scarcest bucket first."""
         found: list[tuple[Bucket, _Token]] = []
-        if not self.counts:
-            return found, 0.0
+        wait = max((self.daily.wait(bucket, wanted) for bucket in self._told), default=0.0)
+        if wait or not self.counts:
+            return found, wait
         for bucket in sorted(self.table, key=lambda b: b.limit / b.window):
             n = {Lane.OWNERS: bucket.owner, Lane.NOTES: bucket.note}.get(wanted, 0)
             got = self._get(bucket, n) if n else []
@@ -248,6 +261,11 @@ class Limits:
             gate = self._gates[tenant_id] = TenantGate(self, tenant_id, adapter, table)
         gate.counts = gate.counts or at_home
         return gate
+
+    def told(self, tenant_id: UUID, bucket: Bucket) -> Left | None:
+        """What the last answer told this process of a bucket that the CRM counts; None: none did."""
+        gate = self._gates.get(tenant_id)
+        return gate.daily.said(bucket) if gate is not None and bucket in gate.table else None
 
     def known(self) -> tuple[int, float] | None:
         """See :meth:`connector.alive.Life.known`; None also once this process has left."""

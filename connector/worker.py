@@ -404,6 +404,8 @@ class Worker:
             self._board.post(OWNERS, tenant_id)
 
     def _chores(self) -> None:
+        lane.set(Lane.CHORES)
+
         def step() -> None:
             taken = self._board.take((_CHORES,), 5.0, self._stopping.is_set)
             if taken is None:

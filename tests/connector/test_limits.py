@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -16,10 +17,10 @@ import sqlalchemy as sa
 
 from adapters import registry
 from adapters.base import Credentials
-from adapters.budget import Bucket, Lane, charges, left_by
+from adapters.budget import Bucket, Lane, Left, charges, left_by
 from adapters.followupboss import FollowUpBoss
 from adapters.hubspot_reading import BUCKETS
-from connector import alive, breaker, buckets, limits, tenants
+from connector import alive, breaker, buckets, daily, limits, tenants
 from connector.alive import Life
 from connector.database import make_engine, new_id, unit
 from connector.limits import Limits, TenantGate, lane
@@ -349,6 +350,57 @@ def test_a_chore_waits_a_moment_where_it_stands_for_it_cannot_put_its_place_down
     assert taken.slot is not None
     as_lane(of)
     assert (one.take("GET", "/people") == 0.0) is waits
+
+
+# -- budgets that the CRM counts ----------------------------------------------------------------------------------
+
+DAY = Bucket("daily", 0, 86400.0, kept=0.1)
+
+
+@pytest.mark.parametrize(
+    ("of", "left", "waits"),
+    [
+        (Lane.NOTES, 500, True),
+        (Lane.TASKS, 500, True),
+        (Lane.CHORES, 500, True),
+        (Lane.CHORES, 501, False),
+        (Lane.OWNERS, 0, False),
+        (Lane.COMMANDS, 0, False),
+    ],
+)
+def test_what_is_left_of_a_day_is_for_owners_until_a_quarter_of_an_hour_after_it_was_told(
+    rig_at_rest: Rig, monkeypatch: pytest.MonkeyPatch, of: Lane, left: int, waits: bool
+) -> None:
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(daily, "time", clock)
+    one = daily.Budgets(rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id, (DAY,))
+    assert one.wait(DAY, of) == 0.0  # nothing was told yet
+    one.hear(DAY, Left(left, 5000), Lane.OWNERS)
+    assert one.wait(DAY, of) == (900.0 if waits else 0.0)
+    clock.now += 900.0  # a note or chore must ask, or it would never hear that the day is over
+    assert one.wait(DAY, of) == 0.0
+
+
+def test_the_alarm_of_a_day_is_closed_by_any_process_that_hears_better_but_never_while_an_owner_waits(
+    rig_at_rest: Rig,
+) -> None:
+    rig, asked = rig_at_rest, []
+    one, other = (daily.Budgets(rig.runtime.engine, rig.tenant.tenant_id, (DAY,)) for _ in range(2))
+    sa.event.listen(rig.runtime.engine, "before_cursor_execute", lambda *statement: asked.append(statement[2]))
+    one.hear(DAY, Left(1000, 5000), Lane.OWNERS)
+    assert asked == []
+    one.hear(DAY, Left(999, 5000), Lane.OWNERS)
+    assert rig.alarms() == {"crm_budget_low"}
+    one.hear(DAY, Left(1249, 5000), Lane.CHORES)
+    assert rig.alarms() == {"crm_budget_low"}  # it must not flap
+    asked.clear()
+    other.hear(DAY, Left(4999, 5000), Lane.OWNERS)
+    assert asked == []
+    other.hear(DAY, Left(4998, 5000), Lane.CHORES)
+    assert rig.alarms() == set()
+    one.hear(DAY, Left(1250, 5000), Lane.OWNERS)
+    one.hear(DAY, Left(999, 5000), Lane.OWNERS)
+    assert rig.alarms() == {"crm_budget_low"}
 
 
 def test_notes_are_limited_by_their_bucket_and_delay_no_owner(
