@@ -29,7 +29,7 @@ from connector.alive import Life
 from connector.daily import Budgets
 from connector.database import is_contention
 
-#: For whose sake this thread calls.
+#: For whose sake this thread calls. Who says nothing is a command.
 lane: ContextVar[Lane] = ContextVar("lane", default=Lane.COMMANDS)
 
 _PATIENT = (Lane.CHORES, Lane.COMMANDS)
