@@ -20,6 +20,7 @@ class Lane(StrEnum):
     NOTES = "notes"
     TASKS = "tasks"
     CHORES = "chores"
+    COMMANDS = "commands"  # somebody asked for it now
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,9 @@ class Bucket:
     """A budget that a CRM keeps apart, as in ``Bucket("burst", 110, 10.0)``.
 
     Args:
-        limit: what one window holds. `window`: seconds, taken as sliding.
+        limit: what one window holds. 0: what the CRM's answers say, which then alone count: of a budget that all
+            programs of the account share for long, such as a day. It holds up notes, tasks and chores, never an owner.
+        window: seconds, taken as sliding.
         methods: which calls it is of; none named: all. `path`: a regular expression that the path begins with.
         alone: its calls are not counted in the buckets that stand below it in the table.
         kept: the share that only owners get; nothing for a bucket of which no owner takes.
@@ -46,6 +49,11 @@ class Bucket:
     owner: int = 0
     note: int = 0
     cost: Callable[[str, str], int] = lambda method, path: 1
+
+    @property
+    def told(self) -> bool:
+        """Whether only the CRM's answers tell how much there is, and is left."""
+        return not self.limit
 
     def covers(self, method: str, path: str) -> bool:
         """Whether a call is counted here."""

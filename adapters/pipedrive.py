@@ -37,6 +37,7 @@ from adapters.base import (
     Team,
     WebhookRequest,
 )
+from adapters.budget import Bucket, Left
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead, UnassignedDefinition
@@ -104,6 +105,10 @@ class Pipedrive(Adapter):
     def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
         """Of an unpaid account, a block, an address that cannot be reached, a scope that is missing."""
         return reading.words_for(status, headers, data)
+
+    def left(self, headers: Mapping[str, str], charged: Sequence[Bucket]) -> Mapping[str, Left]:
+        """Of the last two seconds, and of the day."""
+        return {**super().left(headers, charged), **reading.left_of(headers)}
 
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """An OAuth token where there is one, else the API token of one user."""
@@ -259,7 +264,7 @@ class Pipedrive(Adapter):
         return sum(api.remove_hook(client, hook) for hook in api.hooks(client, None) if hook.url == url)
 
     def check(self, client: Client, url: str | None) -> list[Finding]:
-        """Account, rights, clock, budget, leads, agents, hooks and what became of their last deliveries."""
+        """Account, rights, clock, leads, agents, hooks and what became of their last deliveries."""
 
         def account() -> Iterator[Finding]:
             answer = client.get(f"{api.USERS}/me")
@@ -269,10 +274,6 @@ class Pipedrive(Adapter):
             fix = "" if reading.is_admin(me) else "connect an admin: webhooks tell only of what their user may see"
             yield Finding("rights", not fix, "not an admin's" if fix else "an admin's", fix)
             yield upkeep.clock(upkeep.http_date(answer.headers.get("Date")), client.now())
-            if (left := reading.budget(answer.headers)) is not None:
-                low = left[0] * 10 < left[1]
-                fix = "the budget is shared by all apps of the company; see what uses it up, or buy more" if low else ""
-                yield Finding("budget", not low, f"{left[0]} of {left[1]} API tokens left today", fix)
 
         def leads() -> Iterator[Finding]:
             # Persons have a scope of their own, and without the person no lead can be read.

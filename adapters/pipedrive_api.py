@@ -28,8 +28,8 @@ PAGE = "100"  # of at most 500, so that a page with many custom fields stays und
 
 _LAG = timedelta(seconds=120)  # in which a webhook that failed once or twice still comes
 
-# The smallest plan's for an API token. The day's tokens are the whole company's: their end is met, not counted.
-BUCKETS = (Bucket("burst", 20, 2.0, owner=4, note=1),)
+# The smallest plan's for an API token. The day's tokens are the whole company's, until midnight of Pipedrive's servers.
+BUCKETS = (Bucket("daily", 0, 86400.0, kept=0.1), Bucket("burst", 20, 2.0, owner=4, note=1))
 
 # https://pipedrive.readme.io/docs/marketplace-oauth-authorization
 OAUTH = OAuth(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from adapters import payload
 from adapters.base import Event, EventKind, Team, Unreadable
+from adapters.budget import Left, left_by
 from adapters.payload import Fields
 from adapters.upkeep import Next
 from routing.model import AgentSeen, Lead
@@ -288,7 +289,7 @@ def is_spent(headers: Mapping[str, str]) -> bool:
     return headers.get("x-daily-ratelimit-token-remaining") == "0"
 
 
-def budget(headers: Mapping[str, str]) -> tuple[int, int] | None:
-    """How many API tokens are left today and how many there are; None where Pipedrive does not tell."""
-    found: Sequence[str] = [headers.get(f"x-daily-ratelimit-token-{name}", "") for name in ("remaining", "limit")]
-    return (int(found[0]), int(found[1])) if all(re.fullmatch("[0-9]{1,12}", text) for text in found) else None
+def left_of(headers: Mapping[str, str]) -> Mapping[str, Left]:
+    """What an answer says is left of the day's API tokens; Pipedrive does not always tell."""
+    said = left_by(headers, "x-daily-ratelimit-token-remaining", "x-daily-ratelimit-token-limit")
+    return {} if said is None else {"daily": said}

@@ -31,6 +31,7 @@ from adapters.base import (
     Team,
     WebhookRequest,
 )
+from adapters.budget import Bucket, Left
 from adapters.oauth import OAuth
 from adapters.outcome import CrmError, Outcome
 from routing.model import AgentSeen, Lead, UnassignedDefinition
@@ -87,6 +88,8 @@ class Salesforce(Adapter):
         own_host=True,
         client_credentials=True,
     )
+    # All programs of the account share the calls of 24 hours; no other limit is told of.
+    buckets = (Bucket("daily", 0, 86400.0, kept=0.1),)
     missing_is_final_after = 30.0  # a message is of a transaction that a reading may not see yet
     max_batch = 100
 
@@ -114,6 +117,10 @@ class Salesforce(Adapter):
     def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
         """403 also says that the account's calls are used up."""
         return reading.wait(data)
+
+    def left(self, headers: Mapping[str, str], charged: Sequence[Bucket]) -> Mapping[str, Left]:
+        """``Sforce-Limit-Info``."""
+        return reading.left_of(headers)
 
     def canonical_ref(self, ref: str) -> str:
         """The form of 18 characters, of which an admin may have copied the first 15."""
@@ -238,7 +245,7 @@ class Salesforce(Adapter):
         return 0
 
     def check(self, client: Client, url: str | None) -> list[Finding]:
-        """Account and user, clock, calls left, leads and the right to hand one over, agents, queues."""
+        """Account and user, clock, leads and the right to hand one over, agents, queues."""
         user: list[str] = []
 
         def account() -> Iterator[Finding]:
@@ -261,7 +268,6 @@ class Salesforce(Adapter):
 
         return [
             *upkeep.probe("account", account),
-            *upkeep.probe("calls", lambda: [api.calls(client)]),
             *upkeep.probe("leads", leads),
             *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
             *upkeep.probe("queues", queues),

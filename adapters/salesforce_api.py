@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 _VERSION = "66.0"  # Spring '26
 # Rows of a page: the default of 2,000 would not fit into the megabyte that is read of an answer.
 _PAGED = {"Sforce-Query-Options": "batchSize=500"}
-_ENOUGH_USED = 0.95  # of the day's calls: what is left is for owner writes, and for the account's other programs
 _LAG = timedelta(seconds=120)  # for which a message may wait in Salesforce's queue
-_LITTLE = 5  # less than this part of them left is worth telling
-_USED_UP = 900.0  # seconds until a sweep looks again whether there are calls to spare
 _MERGES = 5  # of leads into one another that are followed
 _HIDDEN = "hidden fields"  # under which name a client remembers them
 _GROUPS = "SELECT Id, Name FROM Group WHERE Type = 'Regular'"
@@ -47,26 +44,17 @@ def ref_of(row: Fields, key: str) -> str:
     return reading.id18(row.ref(key))
 
 
-def pages(
-    client: Client, soql: str, make: Callable[[Fields], T], *, deleted: bool = False, spare: bool = False
-) -> Iterator[list[T]]:
-    """The pages of a query's rows, all of one moment; with `deleted` also what lies in the recycle bin.
-
-    With `spare` it ends with an error while the account has next to no calls left.
-    """
+def pages(client: Client, soql: str, make: Callable[[Fields], T], *, deleted: bool = False) -> Iterator[list[T]]:
+    """The pages of a query's rows, all of one moment; with `deleted` also what lies in the recycle bin."""
 
     def get(path: str, params: Mapping[str, Any]) -> Answer:
         try:
-            answer = client.get(path, params=params, headers=_PAGED)
+            return client.get(path, params=params, headers=_PAGED)
         except CrmError as error:
             if error.outcome is not Outcome.GONE:
                 raise
             outcome, text = reading.UNKNOWN_VERSION
             raise CrmError(outcome, status=error.status, text=text, call="GET query") from None
-        if spare and reading.calls_used(answer.headers.get("Sforce-Limit-Info")) >= _ENOUGH_USED:
-            text = "The account has next to no API calls left for today: the sweep waits, so that owners can be set."
-            raise CrmError(Outcome.NOT_SENT, status=answer.status, retry_after=_USED_UP, text=text)
-        return answer
 
     def read(data: Fields) -> tuple[list[T], Next | None]:
         if not isinstance(data.data.get("records"), list):
@@ -159,7 +147,7 @@ def sweep(client: Client, column: str, since: datetime, definition: UnassignedDe
         f"SELECT {', '.join(reading.NEEDED)} FROM Lead WHERE IsConverted = false "  # noqa: S608 - quoted
         f"AND {column} >= {since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} AND ({' OR '.join(nobody)}) ORDER BY {column}, Id"
     )
-    found = pages(client, soql, lambda row: reading.lead_of(row, said), spare=True)
+    found = pages(client, soql, lambda row: reading.lead_of(row, said))
     until = client.now() - payload.seconds(said.get("sweep_min_age"), _LAG)
     return upkeep.unassigned(found, definition, since=since, until=until, changed=column != "CreatedDate")
 
@@ -222,19 +210,6 @@ def identity(client: Client) -> tuple[Answer, str, str]:
     answer = client.get(base(client))
     with answer.reading():
         return answer, *reading.identity(Fields(answer.data, strict=False), "identity")
-
-
-def calls(client: Client) -> Finding:
-    """How many of the day's calls are left."""
-    answer = client.get(f"{base(client)}/limits")
-    with answer.reading():
-        day = Fields(answer.data, strict=False).object("DailyApiRequests")
-        most, left = day.number("Max"), day.number("Remaining")
-        if most is None or left is None:
-            raise payload.missing("DailyApiRequests")
-    few = left * _LITTLE < most
-    fix = "other programs use the account's calls, too: have them call less, or buy more" if few else ""
-    return Finding("calls", not few, f"{left} of {most} left for 24 hours", fix)
 
 
 def readable(client: Client) -> tuple[list[Finding], str | None]:

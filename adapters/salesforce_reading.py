@@ -19,6 +19,7 @@ from defusedxml.ElementTree import fromstring
 
 from adapters import payload
 from adapters.base import Event, EventKind, Unreadable
+from adapters.budget import Left
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead
@@ -260,10 +261,14 @@ def api_host(answer: Fields) -> str:
     return url
 
 
-def calls_used(header: str | None) -> float:
-    """Which part of the day's calls is used, by ``Sforce-Limit-Info: api-usage=18/5000; ...``; 0 if it is not told."""
-    found = re.search("(?:^|[ ;,])api-usage=([0-9]{1,12})/([0-9]{1,12})", header or "")
-    return int(found[1]) / max(int(found[2]), 1) if found else 0.0
+def left_of(headers: Mapping[str, str]) -> Mapping[str, Left]:
+    """What is left of the calls of 24 hours, by ``Sforce-Limit-Info: api-usage=18/5000; ...``."""
+    said = headers.get("Sforce-Limit-Info") or ""
+    found = re.search("(?:^|[ ;,])api-usage=([0-9]{1,12})/([0-9]{1,12})", said, re.ASCII)
+    if found is None:
+        return {}
+    used, limit = int(found[1]), int(found[2])
+    return {"daily": Left(max(0, limit - used), limit)}
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ class Life:
         self._lock = threading.Lock()
         self._seen: dict[int, float] = {}
         self._began = self._looked = float("-inf")
+        self._shown_since: float | None = None  # the first of the looks in a row that showed this process as well
+        self._shown_at = float("-inf")
 
     @contextmanager
     def held(self, conn: psycopg.Connection[Any]) -> Iterator[None]:
@@ -79,10 +81,16 @@ class Life:
 
     def look(self, conn: sa.Connection) -> None:
         """See who is alive. To be called again and again; after a pause of more than a moment the grace starts anew."""
+        asked = time.monotonic()
         (rows,) = fly(conn, [_HELD(**{"class": _CLASS})])
         held = {row.objid for row in rows}
         now = time.monotonic()
         with self._lock:
+            if self._number not in held:
+                self._shown_since = None
+            elif self._shown_since is None or asked - self._shown_at > _GAP:
+                self._shown_since = asked
+            self._shown_at = asked
             if now - self._looked > _GAP:
                 self._began = now
                 self._seen = dict.fromkeys(self._seen, now)
@@ -91,10 +99,27 @@ class Life:
 
     def living(self) -> Sequence[str] | None:
         """The numbers, as leases spell them, of all who must be taken for alive; None when too little was seen."""
+        found = self.numbers()
+        return None if found is None else [f"{number:08x}" for number in found]
+
+    def numbers(self) -> Sequence[int] | None:
+        """As :meth:`living`, the bare numbers."""
         with self._lock:
             if self._looked - self._began < GRACE or time.monotonic() - self._looked > _GAP:
                 return None
-            return [f"{number:08x}" for number in self._seen]
+            return list(self._seen)
+
+    def known(self) -> tuple[int, float] | None:
+        """The number of this process, and since when it is shown, while nobody can take it for dead; else None.
+
+        Whoever knows who lives has then seen it, and goes on taking it for alive for longer than this stays true after
+        its lock is lost: so it may count on what others grant the living.
+        """
+        with self._lock:
+            since = self._shown_since
+            if since is None or self._shown_at - since < GRACE or time.monotonic() - self._shown_at > _GAP:
+                return None
+            return self._number, since
 
 
 def number_of(lease: UUID) -> str:

@@ -1,8 +1,9 @@
 """Keeping to what each CRM lets an account call, over all processes, owners first, and cheaply.
 
 A bucket's count is a row in the database (:mod:`connector.buckets`). So that a lone lead pays no round trip for it, a
-fifth of each bucket is dealt out among the living processes: each uses its part without asking. Beyond that it asks, in
-portions that grow with its use. Who finds a bucket empty is told for how long; the rows wait, not the threads.
+fifth of each bucket is dealt out by that row among the living processes that ask: each keeps a part from then on and
+uses it without asking. Beyond that it asks, in portions that grow with its use. Who finds a bucket empty is told for
+how long; the rows wait, not the threads.
 
 Limits count at the CRM's own address, and elsewhere as soon as an answer tells of them.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,20 +23,22 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.base import Adapter, Credentials
-from adapters.budget import Bucket, Lane, charges
+from adapters.budget import Bucket, Lane, Left, charges
 from connector import buckets, log
 from connector.alive import Life
+from connector.daily import Budgets
 from connector.database import is_contention
 
-#: For whose sake this thread calls. Whoever says nothing is patient: commands, and chores.
-lane: ContextVar[Lane] = ContextVar("lane", default=Lane.CHORES)
+#: For whose sake this thread calls. Who says nothing is a command.
+lane: ContextVar[Lane] = ContextVar("lane", default=Lane.COMMANDS)
 
+_PATIENT = (Lane.CHORES, Lane.COMMANDS)
 _TELLING = (Lane.NOTES, Lane.TASKS)
 # The part of a bucket that is dealt out among the processes.
 _DEALT = 0.2
 # A portion is at most this part of a bucket.
 _PORTION = 25
-# Seconds that a chore waits in its thread for one call: its place in a list of pages cannot be put down.
+# Seconds that who is patient waits in its thread for one call: its place in a list of pages cannot be put down.
 _PATIENCE = 15.0
 # Seconds for which the threads of this process hold still after the CRM asked to wait: then the breaker is known.
 _UNTIL_KNOWN = 1.0
@@ -59,7 +62,9 @@ class _State:
     """What this process knows of one bucket. Guarded by `lock`, which is held while it asks: one asks for all."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    own: deque[float] = field(default_factory=deque)  # when this process used its own part
+    part: int = 0  # what this process keeps by the database's row, and uses without asking
+    part_of: float = 0.0  # since when it was known to be alive when it got that
+    own: deque[float] = field(default_factory=deque)  # when it used of it
     recent: deque[float] = field(default_factory=deque)
     portion: list[int] = field(default_factory=list)  # slots of what is left of the last portion
     portion_at: float = 0.0
@@ -75,12 +80,15 @@ class TenantGate:
         self.table = table
         #: Whether the limits count at all; set once an answer tells of them.
         self.counts = False
+        #: Those that the CRM's answers count.
+        self.daily = Budgets(limits.engine, tenant_id, table)
+        self._told = tuple(bucket for bucket in table if bucket.told)
         self._states = {bucket.name: _State() for bucket in table}
         self._still_until = {False: 0.0, True: 0.0}  # for every call; for what tells agents
 
     def take(self, method: str, path: str) -> float:
         """See :meth:`adapters.budget.Gate.take`. A chore waits here for a moment."""
-        ends = time.monotonic() + (_PATIENCE if lane.get() is Lane.CHORES else 0.0)
+        ends = time.monotonic() + (_PATIENCE if lane.get() in _PATIENT else 0.0)
         while True:
             wait = self._take(method, path)
             if not wait or time.monotonic() + wait > ends:
@@ -92,9 +100,13 @@ class TenantGate:
         still = max(self._still_until[False], self._still_until[True] if telling else 0.0)
         if (left := still - time.monotonic()) > 0:
             return left
-        if not self.counts:
-            return 0.0
-        for bucket, cost in charges(self.table, method, path):
+        charged = charges(self.table, method, path)
+        for bucket, _ in charged:
+            if bucket.told and (left := self.daily.wait(bucket, lane.get())):
+                return left
+        for bucket, cost in charged:
+            if bucket.told or not self.counts:
+                continue
             cost -= self._use_put_by(bucket, cost)
             if cost > 0 and isinstance(got := self._get(bucket, cost), float):
                 return got
@@ -107,15 +119,18 @@ class TenantGate:
             self._still_until[lane.get() in _TELLING] = time.monotonic() + min(wait, _UNTIL_KNOWN)
         charged = {bucket.name: bucket for bucket, _ in charges(self.table, method, path)}
         for name, said in self._adapter.left(headers, tuple(charged.values())).items():
-            self.counts = True
             bucket, now = charged[name], time.monotonic()
+            if bucket.told:
+                self.daily.hear(bucket, said, lane.get())
+                continue
+            self.counts = True
             state = self._states[name]
             # While there is plenty nobody needs to know.
             if said.left > bucket.limit / 2 or now - state.heard_at < max(0.5, bucket.window / 20):
                 continue
             state.heard_at = now
-            used = bucket.limit - said.left - self._limits.dealt(bucket)[1]
             try:
+                used = bucket.limit - said.left
                 buckets.hear(self._limits.engine, self._tenant_id, bucket, used, said.resets_in)
             except SQLAlchemyError as error:  # the answer must not be lost for it
                 _log.warning("limits not kept", **log.fault(error))
@@ -123,8 +138,9 @@ class TenantGate:
     def put_by(self, wanted: Lane) -> tuple[list[tuple[Bucket, _Token]], float]:
         """Take what one row of a lane needs from begin to end; or the seconds to wait. The scarcest bucket first."""
         found: list[tuple[Bucket, _Token]] = []
-        if not self.counts:
-            return found, 0.0
+        wait = max((self.daily.wait(bucket, wanted) for bucket in self._told), default=0.0)
+        if wait or not self.counts:
+            return found, wait
         for bucket in sorted(self.table, key=lambda b: b.limit / b.window):
             n = {Lane.OWNERS: bucket.owner, Lane.NOTES: bucket.note}.get(wanted, 0)
             got = self._get(bucket, n) if n else []
@@ -169,10 +185,13 @@ class TenantGate:
             now, life = time.monotonic(), buckets.life(bucket)
             if (left := state.empty_until.get(owners, 0.0) - now) > 0:
                 return left
-            part, of_all = self._limits.dealt(bucket)
             while state.own and state.own[0] <= now - buckets.hold(bucket):
                 state.own.popleft()
-            if not kept and len(state.own) + n <= part:
+            known = self._limits.known()
+            if known is None or known[1] != state.part_of:
+                state.part = 0  # others may have taken this process for dead since, and count on nothing of it
+            # Where more processes came meanwhile it asks, and keeps less from then on.
+            if not kept and len(state.own) + n <= state.part <= self._limits.share(bucket):
                 state.own.extend([now] * n)
                 return [_Token(None, now)] * n
             while state.recent and state.recent[0] <= now - life:
@@ -182,9 +201,9 @@ class TenantGate:
                 state.portion.clear()
             if len(state.portion) >= n:
                 return [_Token(state.portion.pop(), state.portion_at) for _ in range(n)]
-            most = bucket.limit - of_all - kept
+            most = bucket.limit - kept
             for portion in sorted({n, max(n, min(len(state.recent), bucket.limit // _PORTION))}, reverse=True):
-                taken = self._ask(bucket, portion, most)
+                taken = self._ask(bucket, state, portion, most, known)
                 if taken.slot is not None:
                     state.portion, state.portion_at = [taken.slot] * (portion - n), now
                     return [_Token(taken.slot, now)] * n
@@ -192,13 +211,35 @@ class TenantGate:
             state.empty_until[owners] = now + wait
             return wait
 
-    def _ask(self, bucket: Bucket, n: int, most: int) -> buckets.Taken:
+    def _ask(self, bucket: Bucket, state: _State, n: int, most: int, known: tuple[int, float] | None) -> buckets.Taken:
+        before, share, part = state.part, self._limits.share(bucket), None
+        if known is not None:
+            # An owner may take what is left of the own part as well; whoever leaves something to owners may not.
+            least = max(len(state.own), 0 if most == bucket.limit else min(before, share))
+            part = buckets.Part(known[0], max(share, least), int(bucket.limit * _DEALT), least)
+        state.part = 0  # until it is sure what stands there now
+        living = self._limits.living()
         try:
-            return buckets.take(self._limits.engine, self._tenant_id, bucket, n, most)
+            taken = buckets.take(self._limits.engine, self._tenant_id, bucket, n, most, part, living)
         except SQLAlchemyError as error:
             if not is_contention(error):
                 raise
-            return buckets.Taken(None, _BUSY)
+            taken = buckets.Taken(None, _BUSY)
+        if taken.slot is None:
+            state.part = before
+        elif known is not None:
+            state.part, state.part_of = taken.part, known[1]
+        return taken
+
+    def leave(self, number: int) -> None:
+        """Keep nothing any more: the process ends. Raises :class:`sqlalchemy.exc.DBAPIError`."""
+        for bucket in self.table:
+            state, now = self._states[bucket.name], time.monotonic()
+            with state.lock:
+                part, state.part = state.part, 0
+                used = sum(at > now - buckets.hold(bucket) for at in state.own)
+            if part:
+                buckets.leave(self._limits.engine, self._tenant_id, bucket, number, used)
 
 
 class Limits:
@@ -207,7 +248,7 @@ class Limits:
     def __init__(self, engine: sa.Engine, life: Life) -> None:
         self.engine = engine
         self._life = life
-        self._born = time.monotonic()
+        self._left = False
         self._gates: dict[UUID, TenantGate] = {}
         self._opens: dict[tuple[UUID, Lane], float] = {}
         self._local = threading.local()
@@ -221,15 +262,34 @@ class Limits:
         gate.counts = gate.counts or at_home
         return gate
 
-    def dealt(self, bucket: Bucket) -> tuple[int, int]:
-        """What this process may use of a bucket without asking, and what all processes together may."""
-        living, whole = self._life.living(), int(bucket.limit * _DEALT)
-        if not living:
-            return 0, whole  # nobody knows how many there are
-        part = whole // len(living)
-        # Perhaps a process of a moment ago was we, too: what it used is known to nobody.
-        young = time.monotonic() - self._born < buckets.hold(bucket)
-        return 0 if young else part, part * len(living)
+    def told(self, tenant_id: UUID, bucket: Bucket) -> Left | None:
+        """What the last answer told this process of a bucket that the CRM counts; None: none did."""
+        gate = self._gates.get(tenant_id)
+        return gate.daily.said(bucket) if gate is not None and bucket in gate.table else None
+
+    def known(self) -> tuple[int, float] | None:
+        """See :meth:`connector.alive.Life.known`; None also once this process has left."""
+        return None if self._left else self._life.known()
+
+    def living(self) -> Sequence[int] | None:
+        """See :meth:`connector.alive.Life.numbers`."""
+        return self._life.numbers()
+
+    def share(self, bucket: Bucket) -> int:
+        """How much of a bucket each living process may keep; 0 while it is not known how many there are."""
+        living = self.living()
+        return int(bucket.limit * _DEALT) // len(living) if living else 0
+
+    def leave(self) -> None:
+        """This process ends: what it keeps of the buckets is there for others at once, not when it is seen dead."""
+        known, self._left = self.known(), True
+        if known is None:
+            return
+        try:
+            for gate in list(self._gates.values()):
+                gate.leave(known[0])
+        except SQLAlchemyError as error:
+            _log.warning("limits not given back", **log.fault(error))
 
     @contextmanager
     def row(self, tenant_id: UUID, of: Lane) -> Iterator[bool]:

@@ -11,8 +11,9 @@ from sqlalchemy.exc import IntegrityError
 
 from adapters import registry
 from adapters.base import Capability, Credentials, Finding, Subscribed
+from adapters.budget import Bucket
 from adapters.outcome import CrmError
-from connector import apps, breaker, chores, flags, manifest, oauth, subscribing, work
+from connector import apps, breaker, chores, daily, flags, manifest, oauth, subscribing, work
 from connector.buckets import spent
 from connector.database import at_rest, new_id, unit
 from connector.errors import SettingsError, TurnlockError
@@ -286,10 +287,25 @@ def _limits(runtime: Runtime, tenant: Tenant, credentials: Credentials) -> list[
         taken = spent(conn, tenant.tenant_id, table) if runtime.keeps_limits(conn) else {}
     found = [Finding("pause", True, f"{lane} until {until:%H:%M:%S} UTC: {why}") for lane, until, why in shut]
     for name, bucket in table.items():
-        ours, others = taken.get(name, (0, 0))
-        what = f"{bucket.limit} in {bucket.window:g} s; counted lately: {ours}, and {others} by others of the account"
+        if bucket.told:
+            found += _told(runtime, tenant, bucket)
+            continue
+        ours, kept, others = taken.get(name, (0, 0, 0))
+        what = f"{bucket.limit} in {bucket.window:g} s; counted lately: {ours}, dealt out to processes: {kept}"
+        what += f", by others of the account: {others}"
         found.append(Finding(f"limit {name}", True, what))
     return found
+
+
+def _told(runtime: Runtime, tenant: Tenant, bucket: Bucket) -> list[Finding]:
+    said = runtime.limits.told(tenant.tenant_id, bucket)
+    if said is None:
+        return []
+    what = f"{said.left} of {said.limit} left, shared by all programs of the account"
+    kept = round(said.limit * bucket.kept)
+    low = said.left < kept * daily.OPENS
+    fix = f"see what else calls the CRM, or buy more; below {kept} notes, tasks and sweeps wait" if low else ""
+    return [Finding(f"limit {bucket.name}", not low, what, fix)]
 
 
 def set_sending(runtime: Runtime, tenant: Tenant, sending: bool) -> None:

@@ -190,6 +190,7 @@ class Worker:
             thread.join(max(0.0, ends - time.monotonic()))
         alive = any(thread.is_alive() for thread in self._threads)
         self._give_back()
+        self._runtime.limits.leave()
         # Last, because others take what is leased by a process whose lock the listener no longer holds.
         self._ended.set()
         self._listener.join(max(2.0, ends - time.monotonic()))
@@ -403,6 +404,8 @@ class Worker:
             self._board.post(OWNERS, tenant_id)
 
     def _chores(self) -> None:
+        lane.set(Lane.CHORES)
+
         def step() -> None:
             taken = self._board.take((_CHORES,), 5.0, self._stopping.is_set)
             if taken is None:

@@ -32,6 +32,8 @@ settings.register_profile("seek", settings.get_profile("turnlock"), derandomize=
 settings.load_profile("turnlock")
 
 TEMPLATE = "turnlock_template"
+# Room for eight processes at once, each with a connection per thread that is busy and one to listen on, beside a rig.
+_SERVER = {"max_connections": "200"}
 _numbers = itertools.count(1)
 
 
@@ -59,7 +61,7 @@ def server() -> Iterator[EmbeddedPostgres]:
     with tempfile.TemporaryDirectory(dir=_fast_folder()) as folder:
         # Root's server runs as another user, who must get through; else the data would lie outside and stay.
         os.chmod(folder, 0o711)
-        with EmbeddedPostgres(Path(folder) / "postgres") as running:
+        with EmbeddedPostgres(Path(folder) / "postgres", settings=_SERVER) as running:
             running.create_database(TEMPLATE)
             owner = sa.create_engine(_of(running.owner_url, TEMPLATE), poolclass=sa.NullPool)
             migrate.migrate(owner)

@@ -68,8 +68,6 @@ class FakeSalesforce(Fake):
             clock = (NOW + self.clock_is_off).strftime("%a, %d %b %Y %H:%M:%S GMT")
             link = f"https://login.salesforce.com/id/{ACCOUNT}/{USER}"
             return Reply(body={"query": f"{_DATA}/query", "identity": link}, headers={"Date": clock})
-        if path == f"{_DATA}/limits":
-            return Reply(body={"DailyApiRequests": {"Max": 15000, "Remaining": 14998}})
         if path in (f"{_DATA}/query", f"{_DATA}/queryAll"):
             assert len(asked.query["q"]) < 16_000
             size = int(asked.headers.get("sforce-query-options", "batchSize=2000").removeprefix("batchSize="))

@@ -12,9 +12,11 @@ from urllib.parse import parse_qsl
 
 import pytest
 import responses
+from requests.structures import CaseInsensitiveDict
 
 from adapters import oauth
 from adapters.base import Credentials, EventKind, Hook, Unreadable, WebhookRequest
+from adapters.budget import Left
 from adapters.client import Client
 from adapters.oauth import App, DeadGrant
 from adapters.outcome import CrmError, Outcome
@@ -536,10 +538,25 @@ def test_an_address_that_cannot_be_reached_and_a_right_that_is_missing_are_told(
         assert (hooks.ok, hooks.what.partition(";")[0]) == (True, "not visible to this user")
 
 
-def test_a_check_tells_of_rights_budget_and_failing_deliveries(mock: responses.RequestsMock) -> None:
-    budget = {"x-daily-ratelimit-token-limit": "150000", "x-daily-ratelimit-token-remaining": "812"}
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        (
+            {"x-daily-ratelimit-token-limit": "150000", "x-daily-ratelimit-token-remaining": "812"},
+            {"daily": Left(812, 150_000)},
+        ),
+        ({"x-ratelimit-limit": "20", "x-ratelimit-remaining": "3"}, {"burst": Left(3, 20)}),
+        ({"x-daily-ratelimit-token-remaining": "812"}, {}),  # of how many it does not say
+        ({}, {}),
+    ],
+)
+def test_answers_tell_what_is_left_of_two_seconds_and_of_a_day(said: dict[str, str], left: dict[str, Left]) -> None:
+    assert CRM.left(CaseInsensitiveDict(said), CRM.buckets) == left
+
+
+def test_a_check_tells_of_rights_and_failing_deliveries(mock: responses.RequestsMock) -> None:
     me = {"id": ME, "company_domain": "acme", "access": [{"app": "sales", "admin": False}]}
-    mock.add("GET", f"{BASE}/api/v1/users/me", json={"success": True, "data": me}, headers=budget)
+    mock.add("GET", f"{BASE}/api/v1/users/me", json={"success": True, "data": me})
     serve(mock, "/api/v1/leads", [])
     no_scope = {"success": False, "error": "Scope and URL mismatch", "errorCode": 403}
     mock.add("GET", f"{BASE}/api/v2/persons", json=no_scope, status=403)
@@ -548,11 +565,10 @@ def test_a_check_tells_of_rights_budget_and_failing_deliveries(mock: responses.R
     with client(nobody=f"{ME}, {BOB}") as made:
         found = {f.where: f for f in CRM.check(made, URL)}
     lacking = {where for where, f in found.items() if not f.ok}
-    assert lacking == {"rights", "budget", "leads", "agents", "nobody", "deliveries"}
+    assert lacking == {"rights", "leads", "agents", "nobody", "deliveries"}
     assert "lacks a scope" in found["leads"].fix
     assert found["nobody"].what == f"{ME}, {BOB}: their leads are nobody's"
     assert str(BOB) in found["nobody"].fix
-    assert found["budget"].what == "812 of 150000 API tokens left today"
     assert "401" in found["deliveries"].what
     assert all("pw" not in f.what + f.fix for f in found.values())
 

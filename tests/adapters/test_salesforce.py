@@ -13,6 +13,7 @@ import pytest
 import responses
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from requests.structures import CaseInsensitiveDict
 from simple_salesforce import Salesforce as Library
 from simple_salesforce.exceptions import (
     SalesforceError,
@@ -25,6 +26,7 @@ from simple_salesforce.format import quote_soql_value
 
 from adapters import salesforce_reading as reading
 from adapters.base import Credentials, EventKind, Unreadable, WebhookRequest
+from adapters.budget import Left
 from adapters.client import Client
 from adapters.oauth import App, DeadGrant, renew
 from adapters.outcome import CrmError, Outcome
@@ -34,7 +36,6 @@ from routing.model import Lead, UnassignedDefinition
 from tests.adapters import soql
 from tests.adapters.kit import NOW, AgentRow, LeadRow, Running, Scripted, fixtures, kit, plain
 from tests.adapters.kit_salesforce import ACCOUNT, HOSTILE, USER, FakeSalesforce, error, message
-from tests.adapters.loopback import Reply
 
 CRM = Salesforce()
 BASE = "https://acme.my.salesforce.com"
@@ -335,16 +336,20 @@ def test_a_sweep_leaves_a_lead_to_the_message_that_may_be_on_its_way(
         assert [ref for page in pages for ref in page] == found
 
 
-def test_a_sweep_leaves_the_last_calls_of_the_day_to_owners(running: Running) -> None:
-    running.fake.add_leads(LeadRow("5001", created=NOW - timedelta(minutes=5)))
-    since, nobody = NOW - timedelta(hours=1), UnassignedDefinition()
-    running.fake.usage = "api-usage=4749/5000; per-app-api-usage=4999/5000(appName=other)"
-    assert list(CRM.unassigned_since(running.client, since, nobody)) == [["5001"]]
-    running.fake.usage = "api-usage=4750/5000"
-    with pytest.raises(CrmError) as caught:
-        list(CRM.unassigned_since(running.client, since, nobody))
-    assert (caught.value.outcome, caught.value.retry_after) == (Outcome.NOT_SENT, 900.0)
-    assert set(CRM.fetch_leads(running.client, ["5001"])) == {"5001"}
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("api-usage=4749/5000; per-app-api-usage=4999/5000(appName=other)", Left(251, 5000)),
+        ("per-app-api-usage=17/250(appName=other), api-usage=18/5000", Left(4982, 5000)),
+        ("api-usage=5003/5000", Left(0, 5000)),
+        ("per-app-api-usage=17/250(appName=other)", None),
+        ("api-usage=many/5000", None),
+        (None, None),
+    ],
+)
+def test_answers_tell_what_is_left_of_the_calls_of_a_day(said: str | None, left: Left | None) -> None:
+    headers = CaseInsensitiveDict({} if said is None else {"sforce-limit-info": said})
+    assert CRM.left(headers, CRM.buckets) == ({} if left is None else {"daily": left})
 
 
 def test_a_list_that_salesforce_gave_up_is_read_again_later(running: Running) -> None:
@@ -547,14 +552,10 @@ def test_a_check_tells_what_an_admin_must_know(running: Running) -> None:
     assert all(f.ok for f in found.values())
     assert found["account"].what == f"{ACCOUNT}, connected as {USER}"
     assert found["queues"].what == f"1 for leads: Web leads {QUEUE}"
-    assert found["calls"].what == "14998 of 15000 left for 24 hours"
     assert found["rights"].what == "may set owners"
     fake.may_transfer = False
-    real = running.server.handle
-    few = {"DailyApiRequests": {"Max": 15000, "Remaining": 2999}}
-    running.server.handle = lambda asked: Reply(body=few) if asked.path.endswith("/limits") else real(asked)
     bad = {f.where: f for f in CRM.check(running.client, None) if not f.ok}
-    assert set(bad) == {"rights", "calls"}
+    assert set(bad) == {"rights"}
     assert "Transfer Leads" in bad["rights"].fix
     assert running.server.written == []
 
@@ -588,7 +589,7 @@ def test_another_client_reads_the_same_leads(running: Running, library: Library)
     assert {ref: lead.owner_ref for ref, lead in ours.items()} == seen
     assert len(seen) == 230
     assert library.api_usage["api-usage"].used == 18
-    assert reading.calls_used(running.fake.usage) == 18 / 5000
+    assert reading.left_of({"Sforce-Limit-Info": running.fake.usage})["daily"] == Left(5000 - 18, 5000)
 
 
 def test_another_client_sets_an_owner_that_the_adapter_sees(running: Running, library: Library) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -16,10 +17,10 @@ import sqlalchemy as sa
 
 from adapters import registry
 from adapters.base import Credentials
-from adapters.budget import Bucket, Lane, charges, left_by
+from adapters.budget import Bucket, Lane, Left, charges, left_by
 from adapters.followupboss import FollowUpBoss
 from adapters.hubspot_reading import BUCKETS
-from connector import breaker, buckets, limits, tenants
+from connector import alive, breaker, buckets, daily, limits, tenants
 from connector.alive import Life
 from connector.database import make_engine, new_id, unit
 from connector.limits import Limits, TenantGate, lane
@@ -106,7 +107,7 @@ def test_what_the_crm_says_that_others_took_is_not_there_for_us(rig_at_rest: Rig
     assert buckets.take(runtime.engine, tenant_id, SMALL, 3, 10).slot is not None
     buckets.hear(runtime.engine, tenant_id, SMALL, 8, None)  # 3 are ours, so 5 are others'
     with runtime.engine.connect() as conn:
-        assert buckets.spent(conn, tenant_id, {"small": SMALL}) == {"small": (3, 5)}
+        assert buckets.spent(conn, tenant_id, {"small": SMALL}) == {"small": (3, 0, 5)}
     assert buckets.take(runtime.engine, tenant_id, SMALL, 3, 10).slot is None
     assert buckets.take(runtime.engine, tenant_id, SMALL, 2, 10).slot is not None
     buckets.hear(runtime.engine, tenant_id, SMALL, 5, None)  # the CRM knows better
@@ -117,21 +118,29 @@ def test_what_the_crm_says_that_others_took_is_not_there_for_us(rig_at_rest: Rig
 
 
 class Living(Life):
-    """So many processes, this one among them, for long."""
+    """So many processes, this one among them by its number, for long; 0: nobody knows how many."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, processes: int, number: int = 1) -> None:
         super().__init__()
-        self.number = number
+        self.alive: list[int] | None = list(range(1, processes + 1)) or None
+        self.shown = (number, 0.0) if processes else None
 
-    def living(self) -> list[str]:
-        return ["x"] * self.number
+    def numbers(self) -> list[int] | None:
+        return self.alive
+
+    def known(self) -> tuple[int, float] | None:
+        return self.shown
 
 
-def gate(engine: sa.Engine, tenant_id: UUID, processes: int = 0) -> TenantGate:
-    """The gate of a process that runs for long among so many; 0: it knows of none."""
-    limits = Limits(engine, Living(processes))
-    limits._born -= 3600
+def gate(engine: sa.Engine, tenant_id: UUID, life: Life | None = None) -> TenantGate:
+    """The gate of a process with this life; by default it has just started and knows nothing of others."""
+    limits = Limits(engine, life or Living(0))
     return limits.gate(tenant_id, registry.adapter("followupboss"), Credentials(), at_home=True)
+
+
+def taken_by(one: TenantGate, method: str = "PUT", path: str = "/people/7") -> int:
+    """How many calls it lets through, one after the other, until it makes one wait."""
+    return next(n for n in range(300) if one.take(method, path))
 
 
 @pytest.fixture
@@ -142,26 +151,124 @@ def as_lane() -> Iterator[Callable[[Lane], None]]:
     lane.reset(before)
 
 
-def test_a_lone_lead_asks_nobody(as_lane: Callable[[Lane], None]) -> None:
-    nowhere = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
-    alone = gate(nowhere, UUID(int=1), processes=1)
-    for _ in range(5):  # a fifth of 25
-        tokens, wait = alone.put_by(Lane.OWNERS)
-        assert (len(tokens), wait) == (3, 0.0)
-    with pytest.raises(sa.exc.OperationalError):
-        alone.put_by(Lane.OWNERS)
-    one_of_eight = gate(nowhere, UUID(int=1), processes=8)
-    for _ in range(6):  # an eighth of a fifth of 250
-        assert one_of_eight.take("GET", "/people") == 0.0
-    with pytest.raises(sa.exc.OperationalError):
-        one_of_eight.take("GET", "/people")
+def test_a_lone_lead_asks_nobody(rig_at_rest: Rig, as_lane: Callable[[Lane], None]) -> None:
+    engine, tenant_id = rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id
+    asked: list[str] = []
+    sa.event.listen(engine, "before_cursor_execute", lambda conn, cursor, statement, *_: asked.append(statement))
+    alone = gate(engine, tenant_id, Living(1))
+    assert alone.take("PUT", "/people/7") == 0.0  # the first of a process, by which it gets its part
+    asked.clear()
+    assert [alone.take("PUT", "/people/7") for _ in range(5)] == [0.0] * 5  # a fifth of 25
+    assert asked == []
+    assert alone.take("PUT", "/people/7") == 0.0
+    assert asked != []
+    one_of_eight = gate(engine, tenant_id, Living(8, 2))
+    one_of_eight.take("GET", "/people")
+    asked.clear()
+    assert [one_of_eight.take("GET", "/people") for _ in range(6)] == [0.0] * 6  # an eighth of a fifth of 250
+    assert asked == []
+    one_of_eight.take("GET", "/people")
+    assert asked != []
+
+
+def test_a_fresh_installation_may_use_all_of_a_bucket_at_once(
+    rig_at_rest: Rig, as_lane: Callable[[Lane], None]
+) -> None:
+    engine, tenant_id = rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id
+    assert taken_by(gate(engine, tenant_id)) == 25
+
+
+def test_what_a_killed_process_kept_counts_until_it_is_seen_dead_and_one_window_longer(
+    rig_at_rest: Rig, as_lane: Callable[[Lane], None]
+) -> None:
+    engine, tenant_id = rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id
+    killed = gate(engine, tenant_id, Living(1))
+    assert killed.take("PUT", "/people/7") == 0.0
+    a_window_passes(rig_at_rest)
+    assert [killed.take("PUT", "/people/7") for _ in range(5)] == [0.0] * 5  # of its part: the database knows nothing
+    assert taken_by(gate(engine, tenant_id)) == 20  # who has just started cannot tell that the other is dead
+    a_window_passes(rig_at_rest)
+    life = Living(1, number=2)
+    life.alive = [2]
+    limits_after = Limits(engine, life)
+    after = limits_after.gate(tenant_id, registry.adapter("followupboss"), Credentials(), at_home=True)
+    assert taken_by(after) == 20  # it sees now that the other is dead; since when, nobody knows
+    a_window_passes(rig_at_rest)
+    assert taken_by(gate(engine, tenant_id)) == 20  # all but what the living one keeps
+    a_window_passes(rig_at_rest)
+    limits_after.leave()
+    assert taken_by(gate(engine, tenant_id)) == 25 - 5  # that one's own calls count from when it left
+    a_window_passes(rig_at_rest)
+    assert taken_by(gate(engine, tenant_id)) == 25
+
+
+def test_a_worker_keeps_its_part_from_one_lead_to_the_next_and_gives_it_back_when_it_stops(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alive, "GRACE", 0.1)
+    rig = make_rig(limits=True)
+    until(lambda: rig.runtime.life.known(), what="that the process knows itself to be seen")
+    until(lambda: rig.assign() and kept(rig), what="a part of its own")
+    before = rig.one("SELECT slots FROM buckets WHERE tenant_id = :t AND bucket = 'people'")
+    rig.assign()
+    assert rig.one("SELECT slots FROM buckets WHERE tenant_id = :t AND bucket = 'people'") == before
+    rig.stop_worker()
+    assert kept(rig) == {}
+
+
+def a_window_passes(rig: Rig) -> None:
+    """By the database's count of the bucket of owner writes."""
+    bucket = FollowUpBoss.buckets[1]
+    slots = int(buckets.hold(bucket) / bucket.window * 100) + 2  # a call counts to the end of its slot
+    rig.sql(
+        "UPDATE buckets SET slots = (SELECT array_agg(CASE WHEN s < :parts THEN s - :slots ELSE s END ORDER BY at) "
+        "FROM unnest(slots) WITH ORDINALITY AS x(s, at)) WHERE tenant_id = :t AND bucket = 'people'",
+        parts=buckets._PARTS,
+        slots=slots,
+    )
+
+
+def test_who_was_taken_for_dead_meanwhile_asks_again_before_it_uses_what_it_kept(
+    rig_at_rest: Rig, as_lane: Callable[[Lane], None]
+) -> None:
+    engine, tenant_id = rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id
+    life = Living(1)
+    one = gate(engine, tenant_id, life)
+    assert one.take("PUT", "/people/7") == 0.0
+    life.shown = None  # its lock is lost
+    others = Living(1, number=2)
+    others.alive = [2]
+    assert taken_by(gate(engine, tenant_id, others)) == 25 - 1 - 5
+    assert one.take("PUT", "/people/7") > 0
+    life.shown = (1, 1.0)  # and is there again
+    assert one.take("PUT", "/people/7") > 0
+
+
+def test_who_kept_a_part_of_the_bucket_keeps_less_of_it_as_soon_as_there_are_more_processes(
+    rig_at_rest: Rig, as_lane: Callable[[Lane], None]
+) -> None:
+    engine, tenant_id = rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id
+    life = Living(1)
+    one, two = gate(engine, tenant_id, life), gate(engine, tenant_id, Living(2, number=2))
+    assert [one.take("GET", "/people") for _ in range(4)] == [0.0] * 4
+    assert two.take("GET", "/people") == 0.0
+    assert kept(rig_at_rest) == {1: 50}  # a fifth, of which nothing is left for the other
+    life.alive = [1, 2]
+    assert [each.take("GET", "/people") for each in (one, two)] == [0.0, 0.0]
+    assert kept(rig_at_rest) == {1: 25, 2: 25}
+
+
+def kept(rig: Rig) -> dict[int, int]:
+    """What processes keep of the bucket of all calls, by their numbers."""
+    (row,) = rig.rows(sa.text("SELECT slots, counts FROM buckets WHERE bucket = 'global'"))
+    return {s - buckets._PARTS: n for s, n in zip(row.slots, row.counts, strict=True) if s >= buckets._PARTS}
 
 
 def test_all_processes_together_never_take_more_than_the_crm_lets_them(
     rig_at_rest: Rig, as_lane: Callable[[Lane], None]
 ) -> None:
     runtime, tenant_id = rig_at_rest.runtime, rig_at_rest.tenant.tenant_id
-    gates = [gate(runtime.engine, tenant_id, processes=3) for _ in range(3)]
+    gates = [gate(runtime.engine, tenant_id, Living(3, number)) for number in (1, 2, 3)]
 
     def rush(one: TenantGate) -> int:
         lane.set(Lane.OWNERS)  # each thread says for itself
@@ -175,15 +282,14 @@ def test_all_processes_together_never_take_more_than_the_crm_lets_them(
 def test_owners_have_a_share_that_notes_and_chores_cannot_take(
     rig_at_rest: Rig, as_lane: Callable[[Lane], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = gate(rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id)
+    one = gate(rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id, Living(1))
     monkeypatch.setattr(limits, "_PATIENCE", 0.0)
     as_lane(Lane.CHORES)
-    taken = next(n for n in range(300) if one.take("GET", "/people"))
-    assert taken == 250 - 50 - 50  # without what is dealt out among the processes and what is kept for owners
+    assert taken_by(one, "GET", "/people") == 250 - 50 - 50  # what is dealt out, and what is kept for owners
     as_lane(Lane.NOTES)
     assert one.take("GET", "/notes") > 0
     as_lane(Lane.OWNERS)
-    assert next(n for n in range(300) if one.take("GET", "/people")) == 50
+    assert taken_by(one, "GET", "/people") == 50 + 50
 
 
 def test_a_write_that_was_begun_has_what_it_needs_though_all_else_is_gone(
@@ -215,7 +321,7 @@ def exhaust(one: TenantGate) -> None:
 def test_an_answer_that_says_less_is_left_is_believed(rig_at_rest: Rig, as_lane: Callable[[Lane], None]) -> None:
     one = gate(rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id)
     one.told("PUT", "/people/7", {"X-RateLimit-Limit": "25", "X-RateLimit-Remaining": "2"}, None)
-    assert next(n for n in range(30) if one.take("PUT", "/people/7")) == 2
+    assert taken_by(one) == 2
     assert one.take("GET", "/people") == 0.0
 
 
@@ -246,6 +352,57 @@ def test_a_chore_waits_a_moment_where_it_stands_for_it_cannot_put_its_place_down
     assert (one.take("GET", "/people") == 0.0) is waits
 
 
+# -- budgets that the CRM counts ----------------------------------------------------------------------------------
+
+DAY = Bucket("daily", 0, 86400.0, kept=0.1)
+
+
+@pytest.mark.parametrize(
+    ("of", "left", "waits"),
+    [
+        (Lane.NOTES, 500, True),
+        (Lane.TASKS, 500, True),
+        (Lane.CHORES, 500, True),
+        (Lane.CHORES, 501, False),
+        (Lane.OWNERS, 0, False),
+        (Lane.COMMANDS, 0, False),
+    ],
+)
+def test_what_is_left_of_a_day_is_for_owners_until_a_quarter_of_an_hour_after_it_was_told(
+    rig_at_rest: Rig, monkeypatch: pytest.MonkeyPatch, of: Lane, left: int, waits: bool
+) -> None:
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(daily, "time", clock)
+    one = daily.Budgets(rig_at_rest.runtime.engine, rig_at_rest.tenant.tenant_id, (DAY,))
+    assert one.wait(DAY, of) == 0.0  # nothing was told yet
+    one.hear(DAY, Left(left, 5000), Lane.OWNERS)
+    assert one.wait(DAY, of) == (900.0 if waits else 0.0)
+    clock.now += 900.0  # a note or chore must ask, or it would never hear that the day is over
+    assert one.wait(DAY, of) == 0.0
+
+
+def test_the_alarm_of_a_day_is_closed_by_any_process_that_hears_better_but_never_while_an_owner_waits(
+    rig_at_rest: Rig,
+) -> None:
+    rig, asked = rig_at_rest, []
+    one, other = (daily.Budgets(rig.runtime.engine, rig.tenant.tenant_id, (DAY,)) for _ in range(2))
+    sa.event.listen(rig.runtime.engine, "before_cursor_execute", lambda *statement: asked.append(statement[2]))
+    one.hear(DAY, Left(1000, 5000), Lane.OWNERS)
+    assert asked == []
+    one.hear(DAY, Left(999, 5000), Lane.OWNERS)
+    assert rig.alarms() == {"crm_budget_low"}
+    one.hear(DAY, Left(1249, 5000), Lane.CHORES)
+    assert rig.alarms() == {"crm_budget_low"}  # it must not flap
+    asked.clear()
+    other.hear(DAY, Left(4999, 5000), Lane.OWNERS)
+    assert asked == []
+    other.hear(DAY, Left(4998, 5000), Lane.CHORES)
+    assert rig.alarms() == set()
+    one.hear(DAY, Left(1250, 5000), Lane.OWNERS)
+    one.hear(DAY, Left(999, 5000), Lane.OWNERS)
+    assert rig.alarms() == {"crm_budget_low"}
+
+
 def test_notes_are_limited_by_their_bucket_and_delay_no_owner(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +426,10 @@ def test_check_shows_what_is_allowed_and_what_was_taken(rig_at_rest: Rig) -> Non
     with runtime.engine.begin() as conn:
         breaker.shut_breaker(conn, tenant_id, seconds=60, reason="crm_asked_to_wait", lane="note")
     found = {one.where: one.what for one in tenants.check(runtime, rig_at_rest.tenant)}
-    assert found["limit people"] == "25 in 600 s; counted lately: 3, and 0 by others of the account"
+    assert (
+        found["limit people"]
+        == "25 in 600 s; counted lately: 3, dealt out to processes: 0, by others of the account: 0"
+    )
     assert re.fullmatch(r"notes until [0-9:]{8} UTC: crm_asked_to_wait", found["pause"])
 
 

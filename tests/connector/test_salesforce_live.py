@@ -19,10 +19,11 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
+from adapters.budget import Lane
 from adapters.client import Client, CrmError
 from adapters.oauth import DeadGrant, NotConnected, StaleToken
 from adapters.salesforce_reading import ACK, id18
-from connector import apps, oauth, tenants, testing
+from connector import apps, daily, oauth, tenants, testing
 from connector.chores import sweep
 from connector.database import unit
 from connector.errors import TurnlockError
@@ -326,6 +327,36 @@ def test_a_refresh_token_that_could_not_be_stored_at_once_is_not_lost(
     oauth.renew(runtime, tenant)
     assert not live.login.dead  # each refresh token was used once
     assert len(live.login.asked) == 3
+
+
+def test_while_few_of_the_days_calls_are_left_owners_are_set_and_all_else_waits(
+    live: Sales, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.wait_chores()
+    live.fake.usage = "api-usage=4600/5000"
+    live.queued("5001", "5002")
+    assert is_ack(live.message("5001"))
+    live.owned("5001")
+    until(lambda: live.runtime.limits.closed(live.tenant.tenant_id, Lane.NOTES), what="that notes wait")
+    assert is_ack(live.message("5002"))
+    live.owned("5002")  # who waits is no owner
+    live.want("sweep")
+    swept = "SELECT last_error FROM chores WHERE tenant_id = :t AND kind = 'sweep'"
+    until(lambda: live.one(swept) == "wait_budget", what="that the sweep waits")
+    assert [live.fake.leads[ref].notes for ref in ("5001", "5002")] == [[], []]
+    alarm = live.one("SELECT text FROM alarms WHERE tenant_id = :t AND kind = 'crm_budget_low' AND closed_at IS NULL")
+    assert "Of the 5000 calls" in alarm
+    assert " 400 are left" in alarm
+    assert "Below 500 notes, tasks, syncs and sweeps wait" in alarm
+    found = {f.where: f for f in tenants.check(live.runtime, live.tenant)}  # somebody waits for this: it is let through
+    assert (found["limit daily"].ok, found["limit daily"].what[:20]) == (False, "400 of 5000 left, sh")
+    live.fake.usage = "api-usage=20/5000"
+    monkeypatch.setattr(daily, "_BELIEVED", 0.0)  # a quarter of an hour passes
+    live.runtime.limits._opens.clear()
+    live.due_now()
+    until(lambda: all(live.fake.leads[ref].notes for ref in ("5001", "5002")), what="the notes")
+    until(lambda: "crm_budget_low" not in live.alarms(), what="the end of the alarm")
+    live.run_chore("sweep")
 
 
 def test_a_token_that_another_worker_renewed_is_not_doubted_again(live: Sales) -> None:

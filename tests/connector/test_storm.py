@@ -128,7 +128,7 @@ def test_a_long_storm_with_many_leads_and_eight_workers(
     """TURNLOCK_STORM=600,1000 is the full size: seconds, leads. Each worker is a process, at the vendor's own pace."""
     seconds, leads = (int(part) for part in os.environ.get("TURNLOCK_STORM", "60,300").split(","))
     rig = make_rig(worker=False, limits=True)
-    # Few threads each: the connections of all eight must fit into the test's server.
+    # Few threads each: eight processes on a small machine have enough to do with one another.
     few = {"TURNLOCK_DECIDERS": "2", "TURNLOCK_SENDERS": "2"}
     for _ in range(8):  # one after the other: a small machine has enough to do with one start
         serve(rig, worker=True, extra=few)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from uuid import UUID
 
 import psycopg
@@ -147,3 +148,40 @@ def test_a_lock_of_the_dead_that_the_server_still_sees_is_waited_for(
 def _holders(runtime: Runtime) -> int:
     with runtime.engine.connect() as conn:
         return int(conn.execute(sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")).scalar_one())
+
+
+def test_a_process_counts_on_being_taken_for_alive_only_while_everybody_who_looks_has_seen_it(
+    runtime: Runtime, direct: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(alive, "time", clock)
+    life, observer = Life(), Life()
+
+    def looks(*lives: Life, times: int = 8) -> None:
+        """Each looks so often, in steps of a twentieth of a second."""
+        for _ in range(times):
+            clock.now += 0.05
+            for one in lives:
+                look(runtime, one)
+
+    looks(life, observer)
+    assert life.known() is None
+    assert observer.numbers() == []
+    with life.held(direct):
+        looks(life, times=1)
+        assert life.known() is None  # somebody's last look may be older
+        looks(life, observer)
+        known = life.known()
+        assert known is not None
+        assert observer.numbers() == [known[0]]
+        looks(life)
+        assert life.known() == known
+        clock.now += alive._GAP + 0.1  # for so long it saw nothing: it may have been taken for dead
+        assert life.known() is None
+        looks(life)
+        again = life.known()
+        assert again is not None
+        assert again[0] == known[0]
+        assert again[1] > known[1]
+    direct.close()
+    until(lambda: looks(life, times=1) or life.known() is None, what="the end of its lock")
