@@ -294,7 +294,14 @@ class Sender:
             elif lead.owner_ref == job.agent_ref:
                 stale(self._runtime, job, "already_on_lead")
             elif write:
-                self._write(job.adapter.add_collaborator, job.client, lead, job.agent_ref)
+                try:
+                    self._write(job.adapter.add_collaborator, job.client, lead, job.agent_ref)
+                except CrmError as error:
+                    if error.outcome is not Outcome.FORBIDDEN:
+                        raise
+                    # The lead could be read, so it is this right alone that lacks. It says nothing of owners, who wait
+                    # in the same lane and would stand still for it: the write parks, and says which right it is.
+                    raise CrmError(Outcome.REFUSED, status=error.status, text=error.text) from None
                 self._sent = True
                 continue
             else:
@@ -347,14 +354,14 @@ class Sender:
                 self._put_back(conn, tenant_id, lease, row, after=after, counts=False, reason=outcome.value)
             return
         if outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
-            # A note that is forbidden says nothing of owners: the right to write notes is one of its own.
-            lane = _lane(row) if outcome is Outcome.FORBIDDEN else "all"
             with unit(self._runtime.engine) as (conn, _):
                 if outcome is Outcome.REAUTHORISE and tenant is not None and oauth.doubt(self._runtime, conn, tenant):
                     self._put_back(conn, tenant_id, lease, row, after=0.0, counts=False, reason=outcome.value)
                     return
+                # A note that is refused holds up notes alone: the right to write them is one of its own, and where it
+                # is no longer us whom the CRM knows, the next owner write tells.
                 breaker.shut_breaker(
-                    conn, tenant_id, seconds=_REFUSED_WAIT, reason=breaker.WRITE + outcome.value, lane=lane
+                    conn, tenant_id, seconds=_REFUSED_WAIT, reason=breaker.WRITE + outcome.value, lane=_lane(row)
                 )
                 open_alarm(conn, tenant_id, "crm_refuses_us", outcome.value, error.text)
                 self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
@@ -371,8 +378,10 @@ class Sender:
             return
         with unit(self._runtime.engine) as (conn, _):
             if outcome is Outcome.NOT_SENT and error.status is None:
-                # Nobody is there: one look per pause for the whole tenant instead of one per waiting row.
-                breaker.shut_breaker(conn, tenant_id, seconds=min(backoff, 30.0), reason=outcome.value)
+                # Nobody is there: one look per pause instead of one per waiting row. For a note that may be the fault
+                # of what notes are read from, so that owners are not told to wait for it.
+                seconds = min(backoff, 30.0)
+                breaker.shut_breaker(conn, tenant_id, seconds=seconds, reason=outcome.value, lane=_lane(row))
             self._put_back(conn, tenant_id, lease, row, after=backoff, counts=True, reason=outcome.value)
 
     def _return(

@@ -318,6 +318,20 @@ def test_notes_that_are_forbidden_hold_up_no_owner(rig: Rig) -> None:
     rig.audit()
 
 
+@pytest.mark.parametrize("fault", [{"what": "drop"}, {"what": "status", "status": 401}, {"what": "status", "status": 307}])
+def test_a_note_that_cannot_be_looked_for_holds_up_no_owner(fault: dict[str, Any], rig: Rig) -> None:
+    rig.wait_chores()
+    rig.sandbox.fault("drop", times=1, **NOTE)  # whether it is there is unknown, so it is looked for
+    rig.sandbox.fault(**fault, **NOTE | {"method": "GET"})
+    first = rig.create()
+    until(lambda: (rig.due_now(), rig.one("SELECT count(*) FROM breakers WHERE tenant_id = :t"))[1], what="a pause")
+    assert rig.one("SELECT array_agg(lane) FROM breakers WHERE tenant_id = :t") == ["note"]
+    assert [rig.owner(first), rig.assign(), rig.assign()] == [ANA, BEN, CY]
+    rig.sandbox.clear_faults()
+    until(lambda: (rig.due_now(), notes(rig, first))[1], what="the note after all")
+    rig.audit()
+
+
 def test_a_lead_that_the_crm_no_longer_knows_at_the_write_is_gone_and_the_turn_comes_back(rig: Rig) -> None:
     rig.sandbox.fault("status", status=404, times=1, **OWNER)
     ref = rig.create()
