@@ -35,7 +35,18 @@ from adapters.base import (
 )
 from adapters.outcome import Outcome
 from adapters.payload import Fields
-from adapters.upkeep import agents, clock, each_once, http_date, leads_one_by_one, pages, probe, unassigned
+from adapters.upkeep import (
+    agents,
+    clock,
+    each_once,
+    elsewhere,
+    http_date,
+    leads_one_by_one,
+    not_there,
+    pages,
+    probes,
+    unassigned,
+)
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
@@ -118,6 +129,14 @@ class BottleCrm(Adapter):
         login = status == 403 and isinstance(data, dict) and str(data.get("detail", "")).startswith(_LOGIN)
         return Outcome.REAUTHORISE if login else None
 
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        """A 404 without a detail comes from somewhere else."""
+        return elsewhere(status, isinstance(data, dict) and "detail" in data)
+
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """What is not BottleCRM at all."""
+        return not_there("BottleCRM's API") if self.asks_to_wait(status, headers, data) else None
+
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """A personal access token of an admin: other users see only leads that are theirs."""
         token = credentials.secrets.get("api_token")
@@ -179,8 +198,10 @@ class BottleCrm(Adapter):
             yield clock(http_date(answer.headers.get("Date")), client.now())
 
         return [
-            *probe("leads", leads),
-            *probe("agents", lambda: [agents(sum(a.active for a in self.list_agents(client)))]),
+            *probes(
+                ("leads", leads),
+                ("agents", lambda: [agents(sum(a.active for a in self.list_agents(client)))]),
+            ),
             Finding("hooks", True, "cannot be read with a token; BottleCRM lists deliveries in the webhook's settings"),
         ]
 

@@ -62,6 +62,14 @@ _TOPICS = ("Lead.create", "Lead.fieldUpdate.assignedUser", "Lead.delete")
 _DONE = frozenset({"Converted", "Recycled", "Dead"})
 # Application/Espo/Core/Authentication/Hook/Hooks/FailedAttemptsLimit.php: 10 in 60 s from one address.
 _LOCKED = 60.0
+_LOCKED_OUT = (
+    "EspoCRM lets nobody in from this address for a minute: there were too many wrong logins. Turnlock waits and tries "
+    "again; correct whatever logs in from here with a wrong key or password. A proxy may answer the same: see its log."
+)
+_REASON = "X-Status-Reason"  # of every refusal; its text may name people
+_MAY_NOT_ASSIGN = (
+    "EspoCRM does not let the API user assign this lead to this agent. Set Assignment Permission to all in its role."
+)
 _REFUSALS = ("cannotRelateNonExisting", "couldNotAddFollowerUserHasNoAccessToStream")
 _RIGHTS = (  # what App/user must show of the connected user's roles, and the words for the admin
     (("table", "Lead", "read"), "all", "Leads: read all"),
@@ -148,8 +156,20 @@ class EspoCrm(Adapter):
         return Outcome.REFUSED if status == 403 and of_a_user else None
 
     def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
-        """A 403 without its reason is the lock after too many wrong logins; each further try would prolong it."""
-        return _LOCKED if status == 403 and "X-Status-Reason" not in headers else None
+        """EspoCRM gives each refusal a reason, but for one: the lock after too many wrong logins.
+
+        Each further try would prolong it. A 404 without a reason comes from somewhere else.
+        """
+        told = _REASON in headers
+        return _LOCKED if status == 403 and not told else upkeep.elsewhere(status, told)
+
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """The lock, the right to assign, and what is not EspoCRM at all."""
+        if status == 403 and _REASON not in headers:
+            return _LOCKED_OUT
+        if status == 403 and headers[_REASON].startswith("Assignment failure"):
+            return _MAY_NOT_ASSIGN
+        return upkeep.not_there("EspoCRM") if status in (404, 410) and _REASON not in headers else None
 
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """The key of a user of the type API."""
@@ -263,12 +283,12 @@ class EspoCrm(Adapter):
                 rows_of(Fields(answer.data, strict=False), lead_of)
             yield Finding("leads", True, "readable")
 
-        return [
-            *upkeep.probe("user", user),
-            *upkeep.probe("leads", leads),
-            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
-            *upkeep.probe("hooks", lambda: [upkeep.hooks_alive([hook for hook, _ in _hooks(client)], url, _TOPICS)]),
-        ]
+        return upkeep.probes(
+            ("user", user),
+            ("leads", leads),
+            ("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            ("hooks", lambda: [upkeep.hooks_alive([hook for hook, _ in _hooks(client)], url, _TOPICS)]),
+        )
 
 
 def _at(data: Any, path: Sequence[str]) -> Any:

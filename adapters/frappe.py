@@ -63,6 +63,7 @@ _HELD = (
     "Frappe lets only a System Manager take a lead from one agent for another. Give the connected user that role, then "
     "replay the write."
 )
+_NO_CRM = "This site has no leads: install the app Frappe CRM on it, or correct the base address."
 _BY_HAND = (
     "{topic}: only a user with the role System Manager may make webhooks. Give it to the connected user and install "
     "again, or as an administrator make one: Document Type CRM Lead, Doc Event {topic}, Condition not doc.lead_owner, "
@@ -118,8 +119,15 @@ class Frappe(Adapter):
 
     def refine(self, status: int, data: Any) -> Outcome | None:
         """417 is a refusal, unless somebody changed the lead meanwhile."""
-        stale = isinstance(data, dict) and data.get("exc_type") == "TimestampMismatchError"
-        return Outcome.CONFLICT if status == 417 and stale else None
+        return Outcome.CONFLICT if status == 417 and _kind(data) == "TimestampMismatchError" else None
+
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        """A 404 without Frappe's name for it comes from somewhere else, or from a bench that has no such site."""
+        return upkeep.elsewhere(status, _kind(data) is not None)
+
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """What is not this site at all."""
+        return upkeep.not_there("your Frappe site") if self.asks_to_wait(status, headers, data) else None
 
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """``Authorization: token <key>:<secret>``."""
@@ -236,12 +244,18 @@ class Frappe(Adapter):
             yield _zone_finding(client, newest)
 
         secret = client.credentials.secrets.get(self.hook_secret, "")
-        return [
-            *upkeep.probe("user", user),
-            *upkeep.probe("leads", leads),
-            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
-            *upkeep.probe("hooks", lambda: [upkeep.hooks_alive(_hooks(client, secret), url, _TOPICS)]),
-        ]
+        return upkeep.probes(
+            ("user", user),
+            ("leads", leads),
+            ("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            ("hooks", lambda: [upkeep.hooks_alive(_hooks(client, secret), url, _TOPICS)]),
+        )
+
+
+def _kind(data: Any) -> str | None:
+    """The name that an error has in Frappe."""
+    kind = data.get("exc_type") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _zone_finding(client: Client, newest: Sequence[Lead]) -> Finding:
@@ -261,7 +275,12 @@ def _query(fields: Sequence[str], filters: Sequence[Sequence[Any]], order: str) 
 
 
 def _some(client: Client, fields: Sequence[str], filters: Sequence[Any], order: str, most: int) -> list[Lead]:
-    answer = client.get(_LEADS, params=_query(fields, filters, order) | {"limit_page_length": str(most)})
+    try:
+        answer = client.get(_LEADS, params=_query(fields, filters, order) | {"limit_page_length": str(most)})
+    except CrmError as error:
+        if error.outcome is not Outcome.GONE:
+            raise
+        raise CrmError(Outcome.ANSWER_UNREADABLE, status=error.status, call=f"GET {_LEADS}", text=_NO_CRM) from None
     with answer.reading():
         return _rows(Fields(answer.data, strict=False), lambda row: lead_of(row, zone(client)))
 

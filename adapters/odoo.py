@@ -92,6 +92,14 @@ class Odoo(Adapter):
         kind = EventKind.LEAD_CREATED if made and made == written else EventKind.LEAD_CHANGED
         return [Event(kind, f"lead:{ref}", key_is_final=False, ref=ref, occurred_at=written)]
 
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        """Odoo tells of a record that is gone in a 200: a 404 comes from somewhere else."""
+        return upkeep.elsewhere(status, False)
+
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """What is not Odoo at all."""
+        return upkeep.not_there("Odoo") if self.asks_to_wait(status, headers, data) else None
+
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """None: the key stands in each call."""
         return {}
@@ -223,12 +231,12 @@ class Odoo(Adapter):
                     raise
                 yield Finding("hooks", True, "not visible to this user; see Automation Rules in Odoo")
 
-        return [
-            *upkeep.probe("user", user),
-            *upkeep.probe("leads", leads),
-            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
-            *upkeep.probe("hooks", hooks),
-        ]
+        return upkeep.probes(
+            ("user", user),
+            ("leads", leads),
+            ("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            ("hooks", hooks),
+        )
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------

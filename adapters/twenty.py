@@ -124,6 +124,14 @@ class Twenty(Adapter):
             return Outcome.REAUTHORISE
         return Outcome.NOT_SENT if status == 500 and error == "METADATA_VERSION_NOT_FOUND" else None
 
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        """What this version tells of a missing record is a 400; later ones say 404, with messages."""
+        return upkeep.elsewhere(status, _told(data))
+
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """What is not Twenty's API at all."""
+        return upkeep.not_there("Twenty's API") if self.asks_to_wait(status, headers, data) else None
+
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """An API key."""
         key = credentials.secrets.get("api_key")
@@ -240,12 +248,17 @@ class Twenty(Adapter):
             yield Finding("leads", True, f"{things}, owned by {relation}")
 
         secret = client.credentials.secrets.get(self.hook_secret, "")
-        return [
-            *upkeep.probe("key", key),
-            *upkeep.probe("leads", leads),
-            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
-            *upkeep.probe("hooks", lambda: [upkeep.hooks_alive(_hooks(client, secret), url, _TOPICS)]),
-        ]
+        return upkeep.probes(
+            ("key", key),
+            ("leads", leads),
+            ("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            ("hooks", lambda: [upkeep.hooks_alive(_hooks(client, secret), url, _TOPICS)]),
+        )
+
+
+def _told(data: Any) -> bool:
+    """Whether an error is one of the application's own."""
+    return isinstance(data, dict) and isinstance(data.get("messages"), list)
 
 
 def _sweep(client: Client, field: str, since: datetime, definition: UnassignedDefinition) -> Iterator[list[str]]:

@@ -16,12 +16,17 @@ from routing.model import AgentSeen, Lead, UnassignedDefinition
 if TYPE_CHECKING:
     from adapters.client import Answer, Client
 
+_NOTHING = "The CRM has nothing there. Correct the base address: it is the CRM's own, without a path of its API."
+
 T = TypeVar("T")
 Next = tuple[str, Mapping[str, Any]]  # path and query of one page
 
 MAX_PAGES = 1000
 _OVERLAP = 10  # rows that may go from a list while one of its pages is read
 MAX_SKEW = 60.0  # seconds between the CRM's clock and ours before a check complains
+_RESTART = 10.0  # seconds between two looks whether the CRM is back behind its proxy
+# What keeps every other call of a check from getting further than the one that it happened to.
+_SAYS_IT_ALL = frozenset({Outcome.REAUTHORISE, Outcome.WAIT, Outcome.REDIRECTED, Outcome.PRIVATE_HOST})
 
 
 def http_date(value: str | None) -> datetime | None:
@@ -84,6 +89,22 @@ def overlapping(
     return pages(lambda link, params: client.get(link, params=params), (path, {**query, by: "0"}), page, most)
 
 
+def elsewhere(status: int, own: bool) -> float | None:
+    """Seconds to wait where a 404 is not the CRM's own (`own`), so that it says nothing of a lead; None: it is.
+
+    A proxy answers so while the container of a self-hosted CRM restarts, and a server that knows the host by no name.
+    """
+    return _RESTART if status in (404, 410) and not own else None
+
+
+def not_there(crm: str) -> str:
+    """What the admin is told where something else answers in the place of this CRM."""
+    return (
+        f"What answers at the base address is not {crm}: it restarts behind its proxy, or the address is another. "
+        "Turnlock tries again; if it stays so, correct the base address."
+    )
+
+
 def unless_gone(call: Callable[[], Answer]) -> Answer | None:
     """The answer, or None when the CRM has no such object (any more)."""
     try:
@@ -124,11 +145,17 @@ def in_halves(refs: Sequence[str], read: Callable[[Sequence[str]], list[T]]) -> 
 def each_once(agents: Iterable[Iterable[AgentSeen]]) -> Iterator[AgentSeen]:
     """The agents of the pages of a list, each once though a list may move while it is read."""
     seen: set[str] = set()
-    for page in agents:
-        for agent in page:
-            if agent.ref not in seen:
-                seen.add(agent.ref)
-                yield agent
+    try:
+        for page in agents:
+            for agent in page:
+                if agent.ref not in seen:
+                    seen.add(agent.ref)
+                    yield agent
+    except CrmError as error:
+        if error.outcome is not Outcome.GONE:
+            raise
+        # Every CRM has users: it is the address that is wrong, and nobody who is gone.
+        raise CrmError(Outcome.ANSWER_UNREADABLE, status=error.status, text=_NOTHING) from None
 
 
 def unassigned(
@@ -211,8 +238,33 @@ def probe(where: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
     try:
         found.extend(look())
     except CrmError as error:
-        found.append(Finding(where, False, str(error.status or error.fault or error.outcome), error.text))
+        found.append(_failed(where, error))
     return found
+
+
+def probes(*looks: tuple[str, Callable[[], Iterable[Finding]]]) -> list[Finding]:
+    """The findings of several :func:`probe`; after one that says it all (a wrong key) the others are not asked.
+
+    They would only say it again, and there are CRMs that lock out who tries a wrong key too often.
+    """
+    found: list[Finding] = []
+    stopped = ""
+    for where, look in looks:
+        if stopped:
+            found.append(Finding(where, False, "not asked", f"mend {stopped} first"))
+            continue
+        try:
+            found.extend(look())
+        except CrmError as error:
+            found.append(_failed(where, error))
+            nobody_there = error.outcome is Outcome.NOT_SENT and error.status is None
+            stopped = where if nobody_there or error.outcome in _SAYS_IT_ALL else ""
+    return found
+
+
+def _failed(where: str, error: CrmError) -> Finding:
+    fix = _NOTHING if error.outcome is Outcome.GONE else error.text  # what a check asks for is always there
+    return Finding(where, False, str(error.status or error.fault or error.outcome), fix)
 
 
 def clock(theirs: datetime | None, here: datetime) -> Finding:

@@ -82,6 +82,7 @@ class TheKit(Kit):
         secrets={"api_token": "bcrm_pat_canary1", "webhook_secret": secrets[0].decode()},
     )
     ponds = False
+    missing: ClassVar[Any] = {"detail": "No Lead matches the given query."}
     zone = None
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {
         "lead.created": (("event",), ("id",), ("data",), ("data", "id")),

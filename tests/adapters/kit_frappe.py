@@ -161,6 +161,7 @@ class TheKit(Kit):
         {"api_key": "canary-key-1", "api_secret": "canary-pass-1", "webhook_secret": secrets[0].decode()},
     )
     ponds = False
+    missing: ClassVar[Any] = {"exc_type": "DoesNotExistError"}
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {"after_insert": (("name",),)}
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {}
 

@@ -179,6 +179,7 @@ class TheKit(Kit):
     signature_headers = ()
     credentials = Credentials({"database": "odoo18", "login": "router"}, {"api_key": "canary-key-1"})
     ponds = False
+    missing = None
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {"created": (("_model",), ("_id",))}
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {}
 

@@ -174,6 +174,7 @@ class TheKit(Kit):
         {"api_key": "canary-key-1", "webhook_secret": SECRET},
     )
     ponds = False
+    missing: ClassVar[Any] = {"statusCode": 404, "messages": ["Record not found"]}
     shows_deactivated = False
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {
         "created": (("eventName",), ("objectMetadata",), ("record",), ("record", "id")),

@@ -318,7 +318,9 @@ def test_notes_that_are_forbidden_hold_up_no_owner(rig: Rig) -> None:
     rig.audit()
 
 
-@pytest.mark.parametrize("fault", [{"what": "drop"}, {"what": "status", "status": 401}, {"what": "status", "status": 307}])
+@pytest.mark.parametrize(
+    "fault", [{"what": "drop"}, {"what": "status", "status": 401}, {"what": "status", "status": 307}]
+)
 def test_a_note_that_cannot_be_looked_for_holds_up_no_owner(fault: dict[str, Any], rig: Rig) -> None:
     rig.wait_chores()
     rig.sandbox.fault("drop", times=1, **NOTE)  # whether it is there is unknown, so it is looked for
