@@ -46,6 +46,7 @@ from adapters.upkeep import (
     pages,
     probes,
     unassigned,
+    unless_gone,
 )
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
@@ -79,6 +80,7 @@ class BottleCrm(Adapter):
             Capability.COMPLETE_PAYLOAD,
             Capability.NULL_OWNER,
             Capability.SWEEP,
+            Capability.TEST_LEAD,
         }
     )
     default_base_url = None
@@ -153,6 +155,18 @@ class BottleCrm(Adapter):
         holders = payload.unique((agent_ref, *lead.collaborator_refs))
         client.patch(f"/api/leads/{payload.ref(lead.ref)}/", json={"assigned_to": holders})
         return OwnerWrite()
+
+    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+        """``POST /api/leads/``."""
+        first, _, last = name.partition(" ")
+        made = {"title": name, "first_name": first, "last_name": last, "email": email}
+        answer = client.post("/api/leads/", json=made)
+        with answer.reading(write=True):
+            return Fields(answer.data, strict=False).ref("id")
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """``DELETE /api/leads/{id}/``."""
+        unless_gone(lambda: client.delete(f"/api/leads/{payload.ref(ref)}/"))
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """``GET /api/users/``, for admins only: active and inactive profiles, paged side by side."""

@@ -1,4 +1,4 @@
-"""Speaking Twenty's API: REST with cursors, GraphQL whose errors are a 200, and the names that a tenant chose."""
+"""Speaking Twenty's API: REST with cursors, GraphQL whose errors are a 200, webhooks, the names that a tenant chose."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters import payload, upkeep
+from adapters.base import Hook
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 
@@ -15,8 +16,12 @@ if TYPE_CHECKING:
     from adapters.client import Answer, Client
     from adapters.upkeep import Next
 
+#: What a webhook of ours tells of, each one of one thing; a deletion by REST is a destruction.
+TOPICS = ("created", "updated", "destroyed")
 #: Rows of a page: the most that REST gives.
 PAGE = 60
+#: The code of a query that this version does not understand; nothing was done.
+NOT_UNDERSTOOD = "GRAPHQL_VALIDATION_FAILED"
 # ``errors[0].extensions.code`` of a GraphQL answer, which is a 200. Of others nobody knows what came of the call.
 _CODES: Mapping[str, Outcome] = MappingProxyType(
     {
@@ -24,7 +29,7 @@ _CODES: Mapping[str, Outcome] = MappingProxyType(
         "UNAUTHENTICATED": Outcome.REAUTHORISE,
         "FORBIDDEN": Outcome.FORBIDDEN,
         "BAD_USER_INPUT": Outcome.REFUSED,
-        "GRAPHQL_VALIDATION_FAILED": Outcome.REFUSED,
+        NOT_UNDERSTOOD: Outcome.REFUSED,
         "GRAPHQL_PARSE_FAILED": Outcome.REFUSED,
     }
 )
@@ -57,6 +62,13 @@ def note_relation(client: Client) -> str:
         client.learnt["note_relation"] = plain
     found: str = client.learnt["note_relation"]
     return found
+
+
+def code_of(error: CrmError) -> str | None:
+    """The code of a refusal by GraphQL, be it in a 200 or in a 400."""
+    told = Fields(error.data, strict=False) if isinstance(error.data, dict) else None
+    errors = told.objects("errors") if told is not None else []
+    return errors[0].object("extensions").text("code") if errors else None
 
 
 def graphql(client: Client, query: str, given: Mapping[str, Any], *, write: bool) -> Answer:
@@ -114,3 +126,38 @@ def connection(
         return rows, ("", {**given, "c": cursor}) if more else None
 
     return upkeep.pages(lambda _, page: graphql(client, query, page, write=False), ("", given), read)
+
+
+def told(data: Any) -> bool:
+    """Whether an error is one of the application's own."""
+    return isinstance(data, dict) and isinstance(data.get("messages"), list)
+
+
+def hooks(client: Client, secret: str | None) -> list[Hook]:
+    """All webhooks. One of another object, of several topics or of another secret is for no topic of ours."""
+    thing, _, relation = names(client)
+
+    def read(row: Fields) -> Hook:
+        operations = row.texts("operations")
+        topics = [t for t in TOPICS if operations == (f"{thing}.{t}",) and secret in (None, row.text("secret"))]
+        active = row.data.get("deletedAt") is None
+        url = (row.text("targetUrl") or "").removesuffix(f"/{thing}.{relation}")
+        return Hook(row.ref("id"), topics[0] if topics and active else " ".join(operations), url, active)
+
+    return [hook for page in listing(client, "webhooks", read) for hook in page]
+
+
+def create_hook(client: Client, url: str, topic: str, secret: str) -> Hook:
+    """Make a webhook for one topic."""
+    thing, _, relation = names(client)
+    target = f"{url}/{thing}.{relation}"
+    body = {"targetUrl": target, "operations": [f"{thing}.{topic}"], "description": "Turnlock", "secret": secret}
+    answer = client.post("/rest/webhooks", json=body)
+    with answer.reading(write=True):
+        made = Fields(answer.data, strict=False).object("data").object("createWebhook")
+        return Hook(made.ref("id"), topic, url, True)
+
+
+def remove_hook(client: Client, hook: Hook) -> bool:
+    """Remove a webhook; whether there was one."""
+    return upkeep.unless_gone(lambda: client.delete(f"/rest/webhooks/{hook.hook_ref}")) is not None

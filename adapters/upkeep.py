@@ -115,6 +115,31 @@ def unless_gone(call: Callable[[], Answer]) -> Answer | None:
         return None
 
 
+def remove(call: Callable[[], object], *, or_else: Callable[[], object]) -> bool:
+    """Remove what a CRM has, or have it switched off by `or_else` where that is refused; whether there was anything.
+
+    Raises the refusal where both are refused.
+    """
+    try:
+        call()
+    except CrmError as first:
+        if first.outcome is Outcome.GONE:
+            return False
+        if not _refused(first):
+            raise
+        try:
+            or_else()
+        except CrmError as second:
+            raise (first if _refused(second) else second) from None
+    return True
+
+
+def _refused(error: CrmError) -> bool:
+    """Whether a CRM will not do this one thing; an account that is not paid for (402) is another matter."""
+    forbidden = error.outcome is Outcome.FORBIDDEN and error.status != 402
+    return forbidden or error.outcome in (Outcome.REFUSED, Outcome.CONFLICT)
+
+
 def leads_one_by_one(
     refs: Iterable[str], get: Callable[[str], Answer], make: Callable[[Fields], Lead]
 ) -> dict[str, Lead]:
@@ -212,12 +237,17 @@ def reconcile(
     """
     topics = list(topics)
     kept: dict[str, Hook] = {}
+    by_hand = []
     for hook in sorted(ours(hooks, url), key=lambda h: not h.active):
         if hook.url == url and hook.topic in topics and hook.topic not in kept:
             kept[hook.topic] = hook
-        else:
+            continue
+        try:
             remove(hook)
-    by_hand = []
+        except CrmError as error:  # it is in nobody's way: what it sends is not taken, or a reason to read
+            if not _refused(error):
+                raise
+            by_hand.append(f"remove hook {hook.hook_ref} in the CRM, which does not let Turnlock ({error.status})")
     for topic in topics:
         try:
             if topic not in kept:
@@ -290,6 +320,16 @@ def lost(hooks: Iterable[Hook], url: str, topics: Iterable[str]) -> tuple[str, .
 def lacks_right(error: CrmError) -> bool:
     """Whether the connected user may not do it (403); an account that is not paid for (402) is another matter."""
     return error.outcome is Outcome.FORBIDDEN and error.status == 403
+
+
+def if_visible(look: Callable[[], list[Hook]]) -> list[Hook]:
+    """The hooks that `look` reads; none where the connected user may not see them (403, or as a 200 says it)."""
+    try:
+        return look()
+    except CrmError as error:
+        if error.outcome is not Outcome.FORBIDDEN or error.status == 402:
+            raise
+        return []
 
 
 def lost_if_visible(look: Callable[[], Iterable[Hook]], url: str, topics: Iterable[str]) -> tuple[str, ...]:
