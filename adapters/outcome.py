@@ -179,7 +179,8 @@ _FAULTS: Mapping[Fault, Verdict] = MappingProxyType(
         Fault.TLS: Verdict(
             Outcome.NOT_SENT,
             Who.ADMIN,
-            "The CRM's certificate is not valid. Have it renewed, or correct the base address; Turnlock tries again.",
+            "The CRM's certificate is not valid. Have it renewed, or correct the base address; one of an authority of "
+            "your own, or of none, is trusted by TURNLOCK_CA_FILE. Turnlock tries again.",
             "TLS handshake failed",
         ),
         Fault.PRIVATE_HOST: _MEANINGS[Outcome.PRIVATE_HOST],

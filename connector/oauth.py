@@ -216,6 +216,7 @@ def _token_client(runtime: Runtime, tenant: Tenant, app: Tenant) -> Iterator[Cli
         Credentials(),
         now=runtime.database_clock.now,
         allow_private_hosts=runtime.settings.allow_private_hosts,
+        ca_file=runtime.settings.ca_file,
     ) as made:
         yield made
 
