@@ -306,6 +306,26 @@ def test_refused_credentials_lose_nothing_and_are_over_by_themselves(rig: Rig) -
     rig.audit()
 
 
+def test_a_crm_that_is_away_for_minutes_is_an_alarm_until_it_is_back(rig: Rig) -> None:
+    rig.wait_chores()
+    tries = "SELECT attempt FROM chores WHERE tenant_id = :t AND kind = 'agents'"
+
+    def tried() -> bool:
+        rig.sql("DELETE FROM breakers WHERE tenant_id = :t")
+        rig.want("agents")
+        return bool(rig.one(tries) >= 3)
+
+    for status, opens in ((429, set[str]()), (502, {"crm_away"})):  # to ask for time is no absence
+        rig.sandbox.fault("status", status=status, method="GET", path="/users$")
+        until(tried, what="three tries in a row")
+        until(lambda opens=opens: rig.alarms() == opens, what="the alarm, or none")
+        rig.sandbox.clear_faults()
+        rig.sql("DELETE FROM breakers WHERE tenant_id = :t")
+        rig.run_chore("agents")
+        assert rig.alarms() == set()
+    assert rig.assign() == ANA
+
+
 def test_notes_that_are_forbidden_hold_up_no_owner(rig: Rig) -> None:
     rig.wait_chores()
     rig.sandbox.fault("status", status=403, **NOTE)
