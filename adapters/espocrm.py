@@ -246,7 +246,7 @@ class EspoCrm(Adapter):
             [hook for hook, _ in api.hooks(client)],
             url,
             _TOPICS,
-            create=lambda topic: make(topic),
+            create=make,
             enable=lambda hook: make(hook.topic, hook),
             remove=lambda hook: api.remove_hook(client, hook),
         )

@@ -257,6 +257,7 @@ class Frappe(Adapter):
         return upkeep.probes(
             ("user", user),
             ("leads", leads),
+            ("notes", lambda: upkeep.notes(lambda: self.find_note(client, "none", "[turnlock:]"))),
             ("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
             ("hooks", lambda: [upkeep.hooks_alive(api.hooks(client, secret), url, _TOPICS)]),
         )

@@ -27,7 +27,6 @@ _HOOKS, _SETTINGS = "/api/resource/Webhook", "/api/resource/System%20Settings/Sy
 _PAGE = 100
 _NO_CRM = "This site has no leads: install the app Frappe CRM on it, or correct the base address."
 _SITES_ZONE = "the Time Zone of the site's System Settings, such as America/Denver"
-_SITES_ZONE = "the Time Zone of the site's System Settings, such as America/Denver"
 _UNSET = "Asia/Kolkata"  # frappe/utils/data.py: the zone of a site whose settings name none
 _OWN_ADDRESS = (
     "Frappe gives no lead to an agent who has the lead's own e-mail address. Give it to somebody else by hand, or "

@@ -257,6 +257,7 @@ class Odoo(Adapter):
         return upkeep.probes(
             ("user", user),
             ("leads", leads),
+            ("notes", lambda: upkeep.notes(lambda: self.find_note(client, "0", "[turnlock:]"))),
             ("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
             ("hooks", hooks),
         )

@@ -57,6 +57,7 @@ _KINDS: Mapping[str, EventKind] = MappingProxyType(
         "destroyed": EventKind.LEAD_DELETED,
     }
 )
+_NAMES = "correct the parameters object, objects and owner: API names of Settings, Data model"
 _NOTE_IDS = UUID("3d1f0a52-6b7e-5c0e-9a44-7d0c1b6f2e11")  # ours alone
 _TOLERANCE = 300  # seconds; nothing is sent twice
 
@@ -266,7 +267,14 @@ class Twenty(Adapter):
 
         def leads() -> Iterator[Finding]:
             _, things, relation = api.names(client)
-            answer = api.graphql(client, f"{{{things}(first:1){{edges{{node{{id {relation}Id}}}}}}}}", {}, write=False)
+            try:
+                query = f"{{{things}(first:1){{edges{{node{{id {relation}Id}}}}}}}}"
+                answer = api.graphql(client, query, {}, write=False)
+            except CrmError as error:
+                if api.code_of(error) != api.NOT_UNDERSTOOD:
+                    raise
+                yield Finding("leads", False, f"no {things} with the relation {relation}", _NAMES)
+                return
             with answer.reading():
                 found = Fields(answer.data, strict=False).object("data").object(things)
                 if not found.has("edges"):
@@ -277,6 +285,7 @@ class Twenty(Adapter):
         return upkeep.probes(
             ("key", key),
             ("leads", leads),
+            ("notes", lambda: upkeep.notes(lambda: self.find_note(client, str(UUID(int=0)), "[turnlock:]"))),
             ("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
             ("hooks", lambda: [upkeep.hooks_alive(api.hooks(client, secret), url, api.TOPICS)]),
         )

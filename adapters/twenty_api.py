@@ -33,6 +33,8 @@ _CODES: Mapping[str, Outcome] = MappingProxyType(
         "GRAPHQL_PARSE_FAILED": Outcome.REFUSED,
     }
 )
+# https://github.com/graphql/graphql-js, src/validation/rules: how its words on a query that is not valid begin.
+_INVALID = re.compile('(Cannot query field|Unknown (argument|type|field)|Syntax Error|Field "|Variable "[$])')
 _NAME = re.compile(r"[a-z][A-Za-z0-9]{0,62}")
 
 T = TypeVar("T")
@@ -68,7 +70,13 @@ def code_of(error: CrmError) -> str | None:
     """The code of a refusal by GraphQL, be it in a 200 or in a 400."""
     told = Fields(error.data, strict=False) if isinstance(error.data, dict) else None
     errors = told.objects("errors") if told is not None else []
-    return errors[0].object("extensions").text("code") if errors else None
+    return _code(errors[0]) if errors else None
+
+
+def _code(error: Fields) -> str:
+    """The code of one error; by its words where a query that was not understood has none."""
+    code = error.object("extensions").text("code") or ""
+    return NOT_UNDERSTOOD if code not in _CODES and _INVALID.match(error.text("message") or "") else code
 
 
 def graphql(client: Client, query: str, given: Mapping[str, Any], *, write: bool) -> Answer:
@@ -80,11 +88,10 @@ def graphql(client: Client, query: str, given: Mapping[str, Any], *, write: bool
         if not errors and not told.has("data"):
             raise payload.missing("data")
     if errors:
-        code = errors[0].object("extensions").text("code") or ""
         unknown = Outcome.UNKNOWN if write else Outcome.NOT_SENT
         # The agent is no member (any more): told by the database, under the code of a fault of the server.
         refused = "foreign key constraint" in (errors[0].text("message") or "")
-        raise answer.failed(Outcome.REFUSED if refused else _CODES.get(code, unknown))
+        raise answer.failed(Outcome.REFUSED if refused else _CODES.get(_code(errors[0]), unknown))
     return answer
 
 

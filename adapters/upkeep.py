@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _NOTHING = "The CRM has nothing there. Correct the base address: it is the CRM's own, without a path of its API."
 
+_NOT_TAKEN = "The CRM does not take this call. See that its version and its apps are those that its page names."
+
 T = TypeVar("T")
 Next = tuple[str, Mapping[str, Any]]  # path and query of one page
 
@@ -293,7 +295,9 @@ def probes(*looks: tuple[str, Callable[[], Iterable[Finding]]]) -> list[Finding]
 
 
 def _failed(where: str, error: CrmError) -> Finding:
-    fix = _NOTHING if error.outcome is Outcome.GONE else error.text  # what a check asks for is always there
+    # What a check asks for is always there, and no check is parked.
+    own = {Outcome.GONE: _NOTHING, Outcome.REFUSED: error.own_text or _NOT_TAKEN}
+    fix = own.get(error.outcome, error.text)
     return Finding(where, False, str(error.status or error.fault or error.outcome), fix)
 
 
@@ -310,6 +314,12 @@ def agents(active: int) -> Finding:
     """Whether anybody can receive leads."""
     fix = "" if active else "connect with a user who sees all agents, and activate some in the CRM"
     return Finding("agents", active > 0, f"{active} active", fix)
+
+
+def notes(find: Callable[[], bool]) -> Iterable[Finding]:
+    """Whether notes can be looked for, as `find` does before a repeat. An owner never waits for a note."""
+    find()
+    return [Finding("notes", True, "readable")]
 
 
 def lost(hooks: Iterable[Hook], url: str, topics: Iterable[str]) -> tuple[str, ...]:

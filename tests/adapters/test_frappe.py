@@ -391,7 +391,8 @@ def test_a_check_finds_a_zone_that_is_not_the_sites(
     CAPTURED.answer(mock, "api27", lambda body: {"data": [row(modified="2026-11-29 21:11:57.176051")]}, path=LEADS)
     CAPTURED.answer(mock, "api29")
     CAPTURED.answer(mock, settings)  # api88 names no zone, which to Frappe means Kolkata
-    mock.add("GET", BASE + HOOKS, json={"data": []})
+    for path in (HOOKS, "/api/resource/FCRM%20Note"):
+        mock.add("GET", BASE + path, json={"data": []})
     with CAPTURED.client(credentials(zone), NOW) as client:
         findings = {f.where: f for f in CRM.check(client, None)}
     assert findings["time zone"].ok == well

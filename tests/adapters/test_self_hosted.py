@@ -321,3 +321,17 @@ def test_a_test_lead_that_the_crm_keeps_is_told(name: str, status: int) -> None:
         only(running, lambda asked: removes(asked), REFUSALS.get(name, Reply(status, {"error": "x"}, NO.headers)))
         error = failed(lambda: this.adapter.remove_test_lead(running.client, ref))
         assert error.outcome in (Outcome.FORBIDDEN, Outcome.REFUSED)
+
+
+@pytest.mark.parametrize("name", ["frappe", "odoo", "twenty"])
+def test_a_check_says_that_notes_cannot_be_written_and_goes_on(name: str) -> None:
+    this = kit(name)
+
+    def of_notes(asked: Received) -> bool:
+        return b"mail.message" in asked.body or b"noteTargets" in asked.body or "Note" in asked.path
+
+    with this.running() as running:
+        running.fake.add_agents(AgentRow("12"))
+        this.adapter.subscribe(running.client, URL)
+        only(running, of_notes, REFUSALS.get(name, Reply(403, {"messages": ["No right."]})))
+        assert [f.where for f in this.adapter.check(running.client, URL) if not f.ok] == ["notes"]

@@ -165,6 +165,9 @@ def test_captured_answers_have_their_outcome(name: str, client: Client, mock: re
         ({"extensions": {"code": "INTERNAL_SERVER_ERROR"}}, Outcome.UNKNOWN, Outcome.NOT_SENT),
         ({"extensions": {"code": "SOMETHING_NEW"}}, Outcome.UNKNOWN, Outcome.NOT_SENT),
         ({}, Outcome.UNKNOWN, Outcome.NOT_SENT),
+        ({"message": 'Cannot query field "x" on type "Y".'}, Outcome.REFUSED, Outcome.REFUSED),
+        ({"message": 'Variable "$e" of type "UUID!" used in position ...', "extensions": {"code": "X"}},
+         Outcome.REFUSED, Outcome.REFUSED),
         ({"extensions": {"code": "UNAUTHENTICATED"}}, Outcome.REAUTHORISE, Outcome.REAUTHORISE),
         ({"extensions": {"code": "FORBIDDEN"}}, Outcome.FORBIDDEN, Outcome.FORBIDDEN),
         ({"extensions": {"code": "BAD_USER_INPUT"}}, Outcome.REFUSED, Outcome.REFUSED),
@@ -462,6 +465,18 @@ def test_a_secret_is_made_up_where_there_is_none(mock: responses.RequestsMock) -
     assert left.secret is not None
     assert len(left.secret) == 64
     assert sent(mock, 1)["secret"] == left.secret
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_check_names_an_object_that_is_not_there(status: int, mock: responses.RequestsMock) -> None:
+    CAPTURED.answer(mock, "api11")
+    mock.add("POST", f"{BASE}/graphql", json=UNKNOWN_FIELD, status=status)
+    mock.add("GET", f"{BASE}/rest/webhooks", json={"data": {"webhooks": []}})
+    with CAPTURED.client(credentials(object="prospect", objects="prospects", owner="holder"), NOW) as client:
+        (found,) = (f for f in CRM.check(client, None) if f.where == "leads")
+    assert not found.ok
+    assert found.what == "no prospects with the relation holder"
+    assert "Data model" in found.fix
 
 
 def test_without_a_key_nothing_is_sent_as_one() -> None:
