@@ -298,7 +298,8 @@ def _failed(where: str, error: CrmError) -> Finding:
     # What a check asks for is always there, and no check is parked.
     own = {Outcome.GONE: _NOTHING, Outcome.REFUSED: error.own_text or _NOT_TAKEN}
     fix = own.get(error.outcome, error.text)
-    return Finding(where, False, str(error.status or error.fault or error.outcome), fix)
+    said = None if error.status == 200 else error.status  # some CRMs tell of an error in a success
+    return Finding(where, False, str(said or error.fault or error.outcome), fix)
 
 
 def clock(theirs: datetime | None, here: datetime) -> Finding:
@@ -358,4 +359,4 @@ def hooks_alive(hooks: Iterable[Hook], url: str | None, topics: Iterable[str]) -
         return Finding("hooks", True, "readable")
     lacking = lost(hooks, url, topics)
     what = f"no active hook for {', '.join(lacking)}" if lacking else "all active"
-    return Finding("hooks", not lacking, what, "subscribe again" if lacking else "")
+    return Finding("hooks", not lacking, what, "run `turnlock install`" if lacking else "")

@@ -102,6 +102,23 @@ def test_a_check_asks_no_more_once_all_is_said(name: str, reply: Reply) -> None:
         assert all(f.fix for f in findings)
 
 
+WRONG_KEY = {
+    "bottlecrm": Reply(403, {"detail": "Organization context is required. Please login again."}),
+    "odoo": Reply(body={"result": False}),
+}
+
+
+@pytest.mark.parametrize("name", CRMS)
+def test_a_wrong_key_says_how_to_enter_another(name: str) -> None:
+    this = kit(name)
+    with this.running() as running:
+        only(running, lambda asked: b'"version"' not in asked.body, WRONG_KEY.get(name, Reply(401)))
+        first = next(f for f in this.adapter.check(running.client, URL) if not f.ok)
+        assert "turnlock tenant secret" in first.fix
+        assert first.what != "200"
+        assert len(running.server.received) <= 2  # of Odoo the version, then the login
+
+
 def only(running: Running, true: Callable[[Received], bool], reply: Reply) -> None:
     """Have the CRM answer `reply` to the calls for which `true` holds."""
     running.server.handle = lambda asked: reply if true(asked) else running.fake.handle(asked)
