@@ -30,6 +30,7 @@ from connector.endings import confirm, gone, refuse, stale, supersede
 from connector.jobs import Job
 from connector.notes import told
 from connector.runtime import Runtime, Tenant
+from routing import tables as t
 from routing.flight import fly
 from routing.model import TELLING, AgentSeen, Lead
 
@@ -353,6 +354,9 @@ class Sender:
                 breaker.shut_breaker(conn, tenant_id, seconds=after, reason=reason, lane=_lane(row))
                 self._put_back(conn, tenant_id, lease, row, after=after, counts=False, reason=outcome.value)
             return
+        if outcome is Outcome.FORBIDDEN and row.kind == "owner" and self._others_were_let(tenant_id, row):
+            self._park(tenant_id, lease, row, f"forbidden_{error.status}", error)
+            return
         if outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
             with unit(self._runtime.engine) as (conn, _):
                 if outcome is Outcome.REAUTHORISE and tenant is not None and oauth.doubt(self._runtime, conn, tenant):
@@ -364,7 +368,9 @@ class Sender:
                     conn, tenant_id, seconds=_REFUSED_WAIT, reason=breaker.WRITE + outcome.value, lane=_lane(row)
                 )
                 open_alarm(conn, tenant_id, "crm_refuses_us", outcome.value, error.text)
-                self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
+                # A little later than the pause ends: if it is this lead alone, another shows it, and goes first.
+                after = _REFUSED_WAIT * 1.25
+                self._put_back(conn, tenant_id, lease, row, after=after, counts=False, reason=outcome.value)
             return
         if outcome is Outcome.GONE:
             job = jobs.job_of(self._runtime, lease, row, time.monotonic())
@@ -383,6 +389,19 @@ class Sender:
                 seconds = min(backoff, 30.0)
                 breaker.shut_breaker(conn, tenant_id, seconds=seconds, reason=outcome.value, lane=_lane(row))
             self._put_back(conn, tenant_id, lease, row, after=backoff, counts=True, reason=outcome.value)
+
+    def _others_were_let(self, tenant_id: UUID, row: sa.Row[Any]) -> bool:
+        """Whether this write was forbidden before and an owner write has ended the pause since.
+
+        Then it is this lead or this agent (another company's, outside the team), and all others would stand still for
+        it, a minute of each.
+        """
+        if self._pauses:
+            return False
+        o = t.outbox.c
+        query = sa.select(o.reason).where(o.tenant_id == tenant_id, o.outbox_id == row.outbox_id)
+        with at_rest(self._runtime.engine) as conn:
+            return conn.execute(query).scalar_one_or_none() == Outcome.FORBIDDEN.value
 
     def _return(
         self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], *, after: float, counts: bool, reason: str

@@ -306,6 +306,33 @@ def test_refused_credentials_lose_nothing_and_are_over_by_themselves(rig: Rig) -
     rig.audit()
 
 
+def test_one_lead_that_we_may_not_give_away_holds_up_the_others_once(rig: Rig) -> None:
+    rig.wait_chores()
+    set_sending(rig.runtime, rig.tenant, False)
+    first = rig.create()
+    until(lambda: rig.turns() == [ANA], what="its decision")
+    rig.sandbox.fault("status", status=403, method="PUT", path=f"/people/{first}$")
+    set_sending(rig.runtime, rig.tenant, True)
+    until(lambda: rig.alarms() == {"crm_refuses_us"}, what="the pause")
+    second = rig.create()
+    pause = "SELECT count(*) FROM breakers WHERE tenant_id = :t"
+
+    def over() -> bool:  # the pause alone: the first lead is due a little later
+        rig.sql("UPDATE breakers SET open_at = least(open_at, clock_timestamp()) WHERE tenant_id = :t")
+        rig.sql("UPDATE outbox SET due_at = clock_timestamp() WHERE tenant_id = :t AND reason = 'crm_paused'")
+        rig.sql("UPDATE events SET due_at = clock_timestamp() WHERE tenant_id = :t AND state = 'waiting'")
+        rig.runtime.wake(rig.tenant.tenant_id)
+        return bool(rig.one(pause) == 0)
+
+    until(over, what="another write, which ends the pause")
+    assert rig.owner(second) == BEN
+    parked = "SELECT reason FROM outbox WHERE tenant_id = :t AND state = 'parked'"
+    until(lambda: (rig.due_now(), rig.one(parked) == "forbidden_403")[1], what="a write for a human")
+    assert rig.alarms() == {"owner_not_written"}
+    assert rig.assign() == CY  # at once
+    assert rig.one(pause) == 0
+
+
 def test_a_crm_that_is_away_for_minutes_is_an_alarm_until_it_is_back(rig: Rig) -> None:
     rig.wait_chores()
     tries = "SELECT attempt FROM chores WHERE tenant_id = :t AND kind = 'agents'"
