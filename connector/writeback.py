@@ -368,8 +368,8 @@ class Sender:
                     conn, tenant_id, seconds=_REFUSED_WAIT, reason=breaker.WRITE + outcome.value, lane=_lane(row)
                 )
                 open_alarm(conn, tenant_id, "crm_refuses_us", outcome.value, error.text)
-                # A little later than the pause ends: if it is this lead alone, another shows it, and goes first.
-                after = _REFUSED_WAIT * 1.25
+                # Later than the pause ends: if only this lead is forbidden, another one shows it, and goes first.
+                after = _REFUSED_WAIT * (1.25 if outcome is Outcome.FORBIDDEN else 1.0)
                 self._put_back(conn, tenant_id, lease, row, after=after, counts=False, reason=outcome.value)
             return
         if outcome is Outcome.GONE:

@@ -296,6 +296,11 @@ def test_refused_credentials_lose_nothing_and_are_over_by_themselves(rig: Rig) -
         assert [rig.owner(ref) for ref in refs] == [None] * 3
         refused = [call for call in rig.sandbox.call_log() if call["status"] == status]
         assert 1 <= len(refused) <= 6  # nobody hammers a closed door
+        in_hand = (
+            "SELECT (SELECT count(*) FROM outbox WHERE tenant_id = :t AND state = 'open' AND lease IS NOT NULL)"
+            " + (SELECT count(*) FROM events WHERE tenant_id = :t AND state = 'waiting' AND lease IS NOT NULL)"
+        )
+        until(lambda q=in_hand: rig.one(q) == 0, what="the end of what was refused")  # none may tell of it later
         rig.sandbox.clear_faults()
         until(lambda refs=refs: (rig.due_now(), all(map(rig.owner, refs)))[1], what="all owners")
         rig.settle()
