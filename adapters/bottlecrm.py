@@ -156,7 +156,7 @@ class BottleCrm(Adapter):
         client.patch(f"/api/leads/{payload.ref(lead.ref)}/", json={"assigned_to": holders})
         return OwnerWrite()
 
-    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
         """``POST /api/leads/``."""
         first, _, last = name.partition(" ")
         made = {"title": name, "first_name": first, "last_name": last, "email": email}

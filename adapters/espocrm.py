@@ -185,7 +185,7 @@ class EspoCrm(Adapter):
         post = {"type": "Post", "parentType": "Lead", "parentId": payload.ref(ref), "post": f"**{subject}**\n\n{body}"}
         client.post("/api/v1/Note", json=post)
 
-    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
         """``POST Lead``, past the look for duplicates: the role must let the API user create leads."""
         first, _, last = name.partition(" ")
         made = {"firstName": first, "lastName": last, "emailAddress": email}

@@ -181,7 +181,7 @@ class Frappe(Adapter):
         of_lead = {"reference_doctype": api.LEAD, "reference_docname": payload.ref(ref)}
         client.post(_NOTES, json={"title": subject, "content": f"<p>{text}</p>", **of_lead})
 
-    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
         """``POST`` of a lead."""
         first, _, last = name.partition(" ")
         answer = client.post(api.LEADS, json={"first_name": first, "last_name": last, "email": email})

@@ -158,7 +158,7 @@ class Odoo(Adapter):
         except CrmError as error:
             raise _for_the_admin(client, error) from None
 
-    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
         """``create``, with nobody as its owner: else the lead would be the connected user's."""
         values = {"name": name, "contact_name": name, "type": "lead", "user_id": False, "email_from": email}
         made = rpc.execute(client, _LEAD, "create", [values], write=True)

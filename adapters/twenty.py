@@ -194,7 +194,7 @@ class Twenty(Adapter):
         )
         api.graphql(client, query, {"n": [note], "t": [target]}, write=True)
 
-    def add_test_lead(self, client: Client, name: str, email: str) -> str:
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
         """``POST /rest/<objects>``: the address stands in the name, because an object may have none of its own."""
         thing, things, _ = api.names(client)
         text = f"{name} {email}"

@@ -334,7 +334,7 @@ def test_a_user_who_sees_only_their_own_leads_is_told_so(answer: Any, well: bool
 def test_a_test_lead_that_the_crm_keeps_is_told(name: str, status: int) -> None:
     this = kit(name)
     with this.running() as running:
-        ref = this.adapter.add_test_lead(running.client, "Turnlock Test", "tl1@example.com")
+        ref = this.adapter.add_test_lead(running.client, "Turnlock Test", "tl1@example.com", UnassignedDefinition())
         only(running, lambda asked: removes(asked), REFUSALS.get(name, Reply(status, {"error": "x"}, NO.headers)))
         error = failed(lambda: this.adapter.remove_test_lead(running.client, ref))
         assert error.outcome in (Outcome.FORBIDDEN, Outcome.REFUSED)

@@ -385,7 +385,7 @@ def test_a_time_that_cannot_be_compared_stops_no_sweep(client: Client, mock: res
 
 def test_a_test_lead_of_a_company_has_its_mark_in_the_name(client: Client, mock: responses.RequestsMock) -> None:
     made = CAPTURED.answer(mock, "api16")["response"]["data"]["createCompany"]
-    assert CRM.add_test_lead(client, "Turnlock Test", "tl1@example.com") == made["id"]
+    assert CRM.add_test_lead(client, "Turnlock Test", "tl1@example.com", UnassignedDefinition()) == made["id"]
     assert sent(mock) == {"name": "Turnlock Test tl1@example.com"}
     mock.add("DELETE", f"{BASE}/rest/companies/{made['id']}", json=CAPTURED.load("api35")["response"])
     CRM.remove_test_lead(client, made["id"])
