@@ -35,7 +35,19 @@ from adapters.base import (
 )
 from adapters.outcome import Outcome
 from adapters.payload import Fields
-from adapters.upkeep import agents, clock, each_once, http_date, leads_one_by_one, pages, probe, unassigned
+from adapters.upkeep import (
+    agents,
+    clock,
+    each_once,
+    elsewhere,
+    http_date,
+    leads_one_by_one,
+    not_there,
+    pages,
+    probes,
+    unassigned,
+    unless_gone,
+)
 from routing.model import AgentSeen, Lead, UnassignedDefinition
 
 if TYPE_CHECKING:
@@ -68,6 +80,7 @@ class BottleCrm(Adapter):
             Capability.COMPLETE_PAYLOAD,
             Capability.NULL_OWNER,
             Capability.SWEEP,
+            Capability.TEST_LEAD,
         }
     )
     default_base_url = None
@@ -118,6 +131,14 @@ class BottleCrm(Adapter):
         login = status == 403 and isinstance(data, dict) and str(data.get("detail", "")).startswith(_LOGIN)
         return Outcome.REAUTHORISE if login else None
 
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        """A 404 without a detail comes from somewhere else."""
+        return elsewhere(status, isinstance(data, dict) and "detail" in data)
+
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """What is not BottleCRM at all."""
+        return not_there("BottleCRM's API") if self.asks_to_wait(status, headers, data) else None
+
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """A personal access token of an admin: other users see only leads that are theirs."""
         token = credentials.secrets.get("api_token")
@@ -134,6 +155,18 @@ class BottleCrm(Adapter):
         holders = payload.unique((agent_ref, *lead.collaborator_refs))
         client.patch(f"/api/leads/{payload.ref(lead.ref)}/", json={"assigned_to": holders})
         return OwnerWrite()
+
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
+        """``POST /api/leads/``."""
+        first, _, last = name.partition(" ")
+        made = {"title": name, "first_name": first, "last_name": last, "email": email}
+        answer = client.post("/api/leads/", json=made)
+        with answer.reading(write=True):
+            return Fields(answer.data, strict=False).ref("id")
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """``DELETE /api/leads/{id}/``."""
+        unless_gone(lambda: client.delete(f"/api/leads/{payload.ref(ref)}/"))
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """``GET /api/users/``, for admins only: active and inactive profiles, paged side by side."""
@@ -179,8 +212,10 @@ class BottleCrm(Adapter):
             yield clock(http_date(answer.headers.get("Date")), client.now())
 
         return [
-            *probe("leads", leads),
-            *probe("agents", lambda: [agents(sum(a.active for a in self.list_agents(client)))]),
+            *probes(
+                ("leads", leads),
+                ("agents", lambda: [agents(sum(a.active for a in self.list_agents(client)))]),
+            ),
             Finding("hooks", True, "cannot be read with a token; BottleCRM lists deliveries in the webhook's settings"),
         ]
 

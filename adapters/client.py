@@ -104,6 +104,7 @@ class Client:
         headers: sent with every request, from :meth:`adapters.base.Adapter.headers`.
         now: the time, aware, by a clock that is right; time-outs use the monotonic clock of the process.
         allow_private_hosts: also speak to private and loopback addresses, and over http.
+        ca_file: a PEM file of certificates that are trusted beside the public ones.
         connect_timeout: seconds for a connection; `read_timeout`: seconds of silence; `deadline`: seconds for the
             whole call with its body. The name look-up is bounded by the system's resolver only.
         max_answer: bytes of a decoded body.
@@ -124,6 +125,7 @@ class Client:
         *,
         now: Callable[[], datetime],
         allow_private_hosts: bool = False,
+        ca_file: str | None = None,
         connect_timeout: float = 3.0,
         read_timeout: float = 8.0,
         deadline: float = 10.0,
@@ -147,7 +149,7 @@ class Client:
         session.trust_env = False  # no proxy, no .netrc and no CA file from the environment
         session.adapters.clear()
         for scheme in ("https://", "http://") if allow_private_hosts else ("https://",):
-            session.mount(scheme, Transport(pool_connections=1, pool_maxsize=1, max_retries=0))
+            session.mount(scheme, Transport(ca_file=ca_file, pool_connections=1, pool_maxsize=1, max_retries=0))
         usual = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "Turnlock"}
         self._headers = usual | dict(_checked_headers(headers))
 

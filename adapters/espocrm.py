@@ -17,12 +17,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters import espocrm_api as api
 from adapters import payload, signing, upkeep
 from adapters.base import (
     HOOK_TOPIC,
@@ -60,8 +60,6 @@ _KINDS: Mapping[str, EventKind] = MappingProxyType(
 # Every own owner write would come back twice by Lead.update (the owner, then the followers).
 _TOPICS = ("Lead.create", "Lead.fieldUpdate.assignedUser", "Lead.delete")
 _DONE = frozenset({"Converted", "Recycled", "Dead"})
-# Application/Espo/Core/Authentication/Hook/Hooks/FailedAttemptsLimit.php: 10 in 60 s from one address.
-_LOCKED = 60.0
 _REFUSALS = ("cannotRelateNonExisting", "couldNotAddFollowerUserHasNoAccessToStream")
 _RIGHTS = (  # what App/user must show of the connected user's roles, and the words for the admin
     (("table", "Lead", "read"), "all", "Leads: read all"),
@@ -72,12 +70,8 @@ _RIGHTS = (  # what App/user must show of the connected user's roles, and the wo
     (("table", "Webhook"), True, "Webhooks: enabled"),
 )
 _NO_FOLLOWERS = "rules with collaborators need the role's Follower Management Permission: all"
-_ROW = "id,status,assignedUserId,createdAt,modifiedAt"
 _USER = "id,userName,name,isActive,emailAddress,type"
-_PAGE = 100  # more than 200 are refused
 _LAG = timedelta(seconds=150)  # cron sends webhooks every two minutes
-
-T = TypeVar("T")
 
 
 class EspoCrm(Adapter):
@@ -95,6 +89,7 @@ class EspoCrm(Adapter):
             Capability.COLLABORATORS,
             Capability.SWEEP,
             Capability.SWEEP_CHANGES,
+            Capability.TEST_LEAD,
             Capability.TEAMS,
         }
     )
@@ -148,8 +143,12 @@ class EspoCrm(Adapter):
         return Outcome.REFUSED if status == 403 and of_a_user else None
 
     def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
-        """A 403 without its reason is the lock after too many wrong logins; each further try would prolong it."""
-        return _LOCKED if status == 403 and "X-Status-Reason" not in headers else None
+        """The lock after wrong logins, and what is not EspoCRM at all."""
+        return api.wait(status, headers)
+
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """Of those, and of the right to assign."""
+        return api.words(status, headers)
 
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """The key of a user of the type API."""
@@ -178,13 +177,25 @@ class EspoCrm(Adapter):
     def find_note(self, client: Client, ref: str, marker: str) -> bool:
         """The stream comes newest first, so a post of ours is on the first page as a rule; ten pages are looked at."""
         path = f"Lead/{payload.ref(ref)}/stream"
-        found = _listing(client, path, {}, lambda note: note.text("post") or "", most=10)
+        found = api.listing(client, path, {}, lambda note: note.text("post") or "", most=10)
         return any(marker in text for page in found for text in page)
 
     def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
         """``POST Note``: a post in the lead's stream, in Markdown."""
         post = {"type": "Post", "parentType": "Lead", "parentId": payload.ref(ref), "post": f"**{subject}**\n\n{body}"}
         client.post("/api/v1/Note", json=post)
+
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
+        """``POST Lead``, past the look for duplicates: the role must let the API user create leads."""
+        first, _, last = name.partition(" ")
+        made = {"firstName": first, "lastName": last, "emailAddress": email}
+        answer = client.post("/api/v1/Lead", json=made, headers={"X-Skip-Duplicate-Check": "true"})
+        with answer.reading(write=True):
+            return Fields(answer.data, strict=False).ref("id")
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """``DELETE Lead/{id}``: the role must let the API user delete what is its own."""
+        upkeep.unless_gone(lambda: client.delete(f"/api/v1/Lead/{payload.ref(ref)}"))
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Users who work with leads, admins among them. The deactivated are not shown, so they count as gone."""
@@ -194,7 +205,7 @@ class EspoCrm(Adapter):
             "where[0][value][]": ["regular", "admin"],
             "select": _USER,
         }
-        return upkeep.each_once(_listing(client, "User", query, agent_of))
+        return upkeep.each_once(api.listing(client, "User", query, agent_of))
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """Out of the list, which is known to leave out the deactivated."""
@@ -203,9 +214,9 @@ class EspoCrm(Adapter):
     def list_teams(self, client: Client) -> Iterator[Team]:
         """``GET Team``, then the users of each."""
         working = {agent.ref for agent in self.list_agents(client) if agent.active}
-        teams = _listing(client, "Team", {"select": "id,name"}, lambda t: (t.ref("id"), t.text("name")))
+        teams = api.listing(client, "Team", {"select": "id,name"}, lambda t: (t.ref("id"), t.text("name")))
         for ref, name in dict(row for page in teams for row in page).items():
-            users = _listing(client, f"Team/{ref}/users", {"select": "id"}, lambda user: user.ref("id"))
+            users = api.listing(client, f"Team/{ref}/users", {"select": "id"}, lambda user: user.ref("id"))
             members = payload.unique(user for page in users for user in page)
             yield Team(ref, name or ref, tuple(user for user in members if user in working))
 
@@ -225,20 +236,26 @@ class EspoCrm(Adapter):
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """One webhook per topic, each at an address of its own; their secrets are EspoCRM's."""
+
+        def make(topic: str, instead_of: Hook | None = None) -> Hook:
+            # Not of new leads: a form may make them with the same key.
+            own = _KINDS[topic] is EventKind.LEAD_CHANGED
+            return api.create_hook(client, url, topic, skip_own=own, instead_of=instead_of)
+
         left = upkeep.reconcile(
-            [hook for hook, _ in _hooks(client)],
+            [hook for hook, _ in api.hooks(client)],
             url,
             _TOPICS,
-            create=lambda topic: _create(client, url, topic),
-            enable=lambda hook: _create(client, url, hook.topic, instead_of=hook),
-            remove=lambda hook: _remove(client, hook),
+            create=make,
+            enable=lambda hook: make(hook.topic, hook),
+            remove=lambda hook: api.remove_hook(client, hook),
         )
-        pairs = sorted(f"{hook.hook_ref}:{key}" for hook, key in _hooks(client) if hook.url == url and key)
+        pairs = sorted(f"{hook.hook_ref}:{key}" for hook, key in api.hooks(client) if hook.url == url and key)
         return Subscribed(left.hooks, left.by_hand, ",".join(pairs) or None)
 
     def unsubscribe(self, client: Client, url: str) -> int:
         """Remove every webhook at `url`."""
-        return sum(_remove(client, hook) is not None for hook, _ in _hooks(client) if hook.url == url)
+        return sum(api.remove_hook(client, hook) for hook, _ in api.hooks(client) if hook.url == url)
 
     def check(self, client: Client, url: str | None) -> list[Finding]:
         """User and rights, clock, leads, agents, webhooks."""
@@ -258,17 +275,17 @@ class EspoCrm(Adapter):
             yield upkeep.clock(upkeep.http_date(answer.headers.get("Date")), client.now())
 
         def leads() -> Iterator[Finding]:
-            answer = client.get("/api/v1/Lead", params={"maxSize": "1", "select": _ROW})
+            answer = client.get("/api/v1/Lead", params={"maxSize": "1", "select": api.ROW})
             with answer.reading():
                 rows_of(Fields(answer.data, strict=False), lead_of)
             yield Finding("leads", True, "readable")
 
-        return [
-            *upkeep.probe("user", user),
-            *upkeep.probe("leads", leads),
-            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
-            *upkeep.probe("hooks", lambda: [upkeep.hooks_alive([hook for hook, _ in _hooks(client)], url, _TOPICS)]),
-        ]
+        return upkeep.probes(
+            ("user", user),
+            ("leads", leads),
+            ("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            ("hooks", lambda: [upkeep.hooks_alive([hook for hook, _ in api.hooks(client)], url, _TOPICS)]),
+        )
 
 
 def _at(data: Any, path: Sequence[str]) -> Any:
@@ -282,18 +299,7 @@ def _sweep(client: Client, field: str, since: datetime, definition: UnassignedDe
 
     A list of the unassigned alone would lose a page of them for each page that is assigned while it is read.
     """
-    after = since.astimezone(UTC) - timedelta(seconds=1)  # times are whole seconds, and "after" is later than
-    query = {
-        "where[0][type]": "after",
-        "where[0][attribute]": field,
-        "where[0][value]": after.strftime("%Y-%m-%d %H:%M:%S"),
-        "where[0][dateTime]": "true",
-        "where[0][timeZone]": "UTC",  # else the value is taken for one of the site's zone, though answers are in UTC
-        "orderBy": "createdAt",
-        "order": "asc",
-        "select": _ROW,
-    }
-    pages = ([lead for lead in page if lead.stage not in _DONE] for page in _listing(client, "Lead", query, lead_of))
+    pages = ([lead for lead in page if lead.stage not in _DONE] for page in api.leads_after(client, field, since))
     return upkeep.unassigned(
         pages,
         definition,
@@ -301,36 +307,3 @@ def _sweep(client: Client, field: str, since: datetime, definition: UnassignedDe
         until=client.now() - payload.seconds(client.credentials.parameters.get("sweep_min_age"), _LAG),
         changed=field == "modifiedAt",
     )
-
-
-def _hook(hook: Fields) -> tuple[Hook, str | None]:
-    """A webhook with its key. Its address is told without the topic that ours end with."""
-    topic = hook.text("event") or ""
-    url = (hook.text("url") or "").removesuffix(f"/{topic}")
-    return Hook(hook.ref("id"), topic, url, hook.flag("isActive") is True), hook.text("secretKey")
-
-
-def _hooks(client: Client) -> list[tuple[Hook, str | None]]:
-    return [row for page in _listing(client, "Webhook", {}, _hook) for row in page]
-
-
-def _create(client: Client, url: str, topic: str, instead_of: Hook | None = None) -> Hook:
-    if instead_of is not None:
-        _remove(client, instead_of)
-    # From 9.3 on our own writes need not come back. Not of new leads: a form may make them with the same key.
-    own = {"skipOwn": True} if _KINDS[topic] is EventKind.LEAD_CHANGED else {}
-    answer = client.post("/api/v1/Webhook", json={"event": topic, "url": f"{url}/{topic}"} | own)
-    with answer.reading(write=True):
-        return _hook(Fields(answer.data, strict=False))[0]
-
-
-def _remove(client: Client, hook: Hook) -> object:
-    return upkeep.unless_gone(lambda: client.delete(f"/api/v1/Webhook/{hook.hook_ref}"))
-
-
-def _listing(
-    client: Client, kind: str, query: Mapping[str, Any], make: Callable[[Fields], T], most: int = upkeep.MAX_PAGES
-) -> Iterator[list[T]]:
-    query = {**query, "maxSize": str(_PAGE)}
-    rows = partial(rows_of, make=make)
-    return upkeep.overlapping(client, f"/api/v1/{kind}", query, rows, by="offset", size=_PAGE, most=most)

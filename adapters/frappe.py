@@ -21,13 +21,13 @@ import hmac
 import html
 import json
 import secrets as random_secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import quote
 
+from adapters import frappe_api as api
 from adapters import payload, signing, upkeep
 from adapters.base import (
     HOOK_TOPIC,
@@ -37,13 +37,12 @@ from adapters.base import (
     Event,
     EventKind,
     Finding,
-    Hook,
     OwnerWrite,
     Rejected,
     Subscribed,
     WebhookRequest,
 )
-from adapters.frappe_reading import agent_of, lead_of, wall, zone
+from adapters.frappe_reading import agent_of, wall
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 from routing.model import AgentSeen, Lead, UnassignedDefinition
@@ -55,8 +54,7 @@ if TYPE_CHECKING:
 _TOPICS: Mapping[str, EventKind] = MappingProxyType(
     {"after_insert": EventKind.LEAD_CREATED, "on_change": EventKind.LEAD_CHANGED}
 )
-_LEAD, _LEADS, _USERS, _HOOKS = "CRM Lead", "/api/resource/CRM%20Lead", "/api/resource/User", "/api/resource/Webhook"
-_NOTES = "/api/resource/FCRM%20Note"
+_USERS, _NOTES = "/api/resource/User", "/api/resource/FCRM%20Note"
 _USER = ("name", "email", "full_name", "enabled", "user_type", "time_zone")
 _AGENTS = (("user_type", "=", "System User"), ("name", "not in", ("Administrator", "Guest")))
 _HELD = (
@@ -68,7 +66,7 @@ _BY_HAND = (
     "again, or as an administrator make one: Document Type CRM Lead, Doc Event {topic}, Condition not doc.lead_owner, "
     "Request URL {url}/{topic}, Data name, Webhook Secret as set by `turnlock tenant secret <tenant> webhook_secret`"
 )
-_PAGE = 100
+_NAMES = 50  # of leads in one address
 # Of the hour that the end of summer repeats, the second pass reads as the first; what Frappe filtered stays in.
 _REPEATED = timedelta(hours=1)
 
@@ -91,12 +89,13 @@ class Frappe(Adapter):
             Capability.COLLABORATORS,
             Capability.SWEEP,
             Capability.SWEEP_CHANGES,
+            Capability.TEST_LEAD,
         }
     )
     default_base_url = None
     hook_secret = "webhook_secret"  # noqa: S105 - the name of a secret
     topics: ClassVar[Mapping[str, EventKind]] = _TOPICS
-    max_batch = _PAGE
+    max_batch = _NAMES
 
     def verify(self, request: WebhookRequest, secrets: Sequence[bytes], now: datetime) -> None:
         """``X-Frappe-Webhook-Signature: base64(HMAC-SHA256 of the body)``."""
@@ -118,8 +117,15 @@ class Frappe(Adapter):
 
     def refine(self, status: int, data: Any) -> Outcome | None:
         """417 is a refusal, unless somebody changed the lead meanwhile."""
-        stale = isinstance(data, dict) and data.get("exc_type") == "TimestampMismatchError"
-        return Outcome.CONFLICT if status == 417 and stale else None
+        return Outcome.CONFLICT if status == 417 and api.kind_of(data) == "TimestampMismatchError" else None
+
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        """A 404 without Frappe's name for it comes from somewhere else, or from a bench that has no such site."""
+        return upkeep.elsewhere(status, api.kind_of(data) is not None)
+
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """What is not this site at all, and an owner whom no lead of theirs may have."""
+        return api.words(status, data)
 
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """``Authorization: token <key>:<secret>``."""
@@ -130,9 +136,9 @@ class Frappe(Adapter):
         """The list, by names: unlike the reading of one lead it shows an owner that is null."""
         found: dict[str, Lead] = {}
         wanted = [payload.ref(ref) for ref in dict.fromkeys(refs)]
-        for start in range(0, len(wanted), _PAGE):
-            names = wanted[start : start + _PAGE]
-            leads = _some(client, ("*",), [("name", "in", names)], "name asc", _PAGE)
+        for start in range(0, len(wanted), _NAMES):
+            names = wanted[start : start + _NAMES]
+            leads = api.some_leads(client, ("*",), [("name", "in", names)], "name asc")
             found |= {lead.ref: lead for lead in leads if lead.ref in names}
         return found
 
@@ -141,61 +147,72 @@ class Frappe(Adapter):
         if lead.updated_at is None:
             now = self.fetch_leads(client, [lead.ref]).get(lead.ref)
             if now is None or now.updated_at is None:
-                raise CrmError(Outcome.GONE, call=f"PUT {_LEADS}")
+                raise CrmError(Outcome.GONE, call=f"PUT {api.LEADS}")
             if now.owner_ref != lead.owner_ref:
                 return OwnerWrite(conflict=True)
             lead = now
         body = {"lead_owner": agent_ref, "modified": wall(lead.updated_at or client.now(), client)}
         try:
-            client.put(f"{_LEADS}/{quote(payload.ref(lead.ref))}", json=body)
+            client.put(f"{api.LEADS}/{quote(payload.ref(lead.ref))}", json=body)
         except CrmError as error:
             if error.outcome is Outcome.CONFLICT:
                 return OwnerWrite(conflict=True)
             told = error.data.get("exception") if isinstance(error.data, dict) else None
             if error.outcome is Outcome.FORBIDDEN and "DocShare" in str(told):  # said of this lead, not of the user
-                raise CrmError(Outcome.REFUSED, status=error.status, call=f"PUT {_LEADS}", text=_HELD) from None
+                raise CrmError(Outcome.REFUSED, status=error.status, call=f"PUT {api.LEADS}", text=_HELD) from None
             raise
         return OwnerWrite()
 
     def add_collaborator(self, client: Client, lead: Lead, agent_ref: str) -> None:
         """``assign_to.add``: one more in *Assigned To*, with a ToDo; who stands there already stays."""
-        to = {"doctype": _LEAD, "name": payload.ref(lead.ref), "assign_to": json.dumps([agent_ref])}
+        to = {"doctype": api.LEAD, "name": payload.ref(lead.ref), "assign_to": json.dumps([agent_ref])}
         client.post("/api/method/frappe.desk.form.assign_to.add", json=to)
 
     def find_note(self, client: Client, ref: str, marker: str) -> bool:
         """The newest notes of the lead; ten pages are looked at."""
-        of_lead = (("reference_doctype", "=", _LEAD), ("reference_docname", "=", payload.ref(ref)))
-        query = _query(("title", "content"), of_lead, "creation desc")
-        found = _listing(client, _NOTES, query, lambda n: f"{n.text('title')} {n.text('content')}", most=10)
+        of_lead = (("reference_doctype", "=", api.LEAD), ("reference_docname", "=", payload.ref(ref)))
+        query = api.query(("title", "content"), of_lead, "creation desc")
+        found = api.listing(client, _NOTES, query, lambda n: f"{n.text('title')} {n.text('content')}", most=10)
         return any(marker in html.unescape(text) for page in found for text in page)
 
     def add_note(self, client: Client, ref: str, subject: str, body: str) -> None:
         """``POST`` of an ``FCRM Note``; its text is HTML."""
         text = html.escape(body).replace("\n", "<br>")
-        of_lead = {"reference_doctype": _LEAD, "reference_docname": payload.ref(ref)}
+        of_lead = {"reference_doctype": api.LEAD, "reference_docname": payload.ref(ref)}
         client.post(_NOTES, json={"title": subject, "content": f"<p>{text}</p>", **of_lead})
+
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
+        """``POST`` of a lead."""
+        first, _, last = name.partition(" ")
+        answer = client.post(api.LEADS, json={"first_name": first, "last_name": last, "email": email})
+        with answer.reading(write=True):
+            return Fields(answer.data, strict=False).object("data").ref("name")
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """``DELETE``: refused once the lead had an owner, of whose notification and ToDo Frappe keeps track."""
+        upkeep.unless_gone(lambda: client.delete(f"{api.LEADS}/{quote(payload.ref(ref))}"))
 
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """Users of the desk, disabled ones too."""
-        return upkeep.each_once(_listing(client, _USERS, _query(_USER, _AGENTS, "name asc"), agent_of))
+        return upkeep.each_once(api.listing(client, _USERS, api.query(_USER, _AGENTS, "name asc"), agent_of))
 
     def get_agent(self, client: Client, ref: str) -> AgentSeen | None:
         """The list, by name."""
-        query = _query(_USER, [*_AGENTS, ("name", "=", ref)], "name asc")
-        return next(upkeep.each_once(_listing(client, _USERS, query, agent_of)), None)
+        query = api.query(_USER, [*_AGENTS, ("name", "=", ref)], "name asc")
+        return next(upkeep.each_once(api.listing(client, _USERS, query, agent_of)), None)
 
     def unassigned_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
         """Open leads created since."""
-        return upkeep.unassigned(_open_leads(client, "creation", since), definition, since=since - _REPEATED)
+        return upkeep.unassigned(api.open_leads(client, "creation", since), definition, since=since - _REPEATED)
 
     def changed_since(
         self, client: Client, since: datetime, definition: UnassignedDefinition
     ) -> Iterator[Sequence[str]]:
         """Open leads modified since, in the order of their creation: nothing leaves its place in that."""
         return upkeep.unassigned(
-            _open_leads(client, "modified", since), definition, since=since - _REPEATED, changed=True
+            api.open_leads(client, "modified", since), definition, since=since - _REPEATED, changed=True
         )
 
     def subscribe(self, client: Client, url: str) -> Subscribed:
@@ -203,12 +220,12 @@ class Frappe(Adapter):
         secret = client.credentials.secrets.get(self.hook_secret) or random_secrets.token_hex(32)
         try:
             left = upkeep.reconcile(
-                _hooks(client, secret),
+                api.hooks(client, secret),
                 url,
                 _TOPICS,
-                create=lambda topic: _create(client, url, topic, secret),
+                create=lambda topic: api.create_hook(client, url, topic, secret),
                 enable=lambda hook: hook,  # never asked for: a disabled one is stale
-                remove=lambda hook: _remove(client, hook),
+                remove=lambda hook: api.remove_hook(client, hook),
             )
         except CrmError as error:
             if error.outcome is not Outcome.FORBIDDEN:
@@ -217,8 +234,9 @@ class Frappe(Adapter):
         return Subscribed(left.hooks, left.by_hand, secret)
 
     def unsubscribe(self, client: Client, url: str) -> int:
-        """Remove every webhook at `url`."""
-        return sum(_remove(client, hook) for hook in _hooks(client, "") if hook.url == url)
+        """Remove every webhook at `url`; none where the user may not see any: made by hand, it goes by hand."""
+        standing = upkeep.if_visible(lambda: api.hooks(client, ""))
+        return sum(api.remove_hook(client, hook) for hook in standing if hook.url == url)
 
     def check(self, client: Client, url: str | None) -> list[Finding]:
         """User, clock, the site's zone, leads, agents, and webhooks where the user may see them."""
@@ -231,105 +249,15 @@ class Frappe(Adapter):
             yield upkeep.clock(upkeep.http_date(answer.headers.get("Date")), client.now())
 
         def leads() -> Iterator[Finding]:
-            newest = _some(client, ("name", "lead_owner", "modified"), [], "modified desc", 1)
+            newest = api.some_leads(client, ("name", "lead_owner", "modified"), [], "modified desc", 1)
             yield Finding("leads", True, "readable")
-            yield _zone_finding(client, newest)
+            yield api.zone_finding(client, newest)
 
         secret = client.credentials.secrets.get(self.hook_secret, "")
-        return [
-            *upkeep.probe("user", user),
-            *upkeep.probe("leads", leads),
-            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
-            *upkeep.probe("hooks", lambda: [upkeep.hooks_alive(_hooks(client, secret), url, _TOPICS)]),
-        ]
-
-
-def _zone_finding(client: Client, newest: Sequence[Lead]) -> Finding:
-    named = client.credentials.parameters.get("time_zone") or ""
-    ahead = any(x.updated_at and (x.updated_at - client.now()).total_seconds() > upkeep.MAX_SKEW for x in newest)
-    if ahead or zone(client).key != named:
-        fix = "set the parameter time_zone to the Time Zone of the site's System Settings, such as America/Denver"
-        return Finding("time zone", False, f"{named or 'none'} is not the site's", fix)
-    return Finding("time zone", True, named)
-
-
-# -- rows ------------------------------------------------------------------------------------------------------------
-
-
-def _query(fields: Sequence[str], filters: Sequence[Sequence[Any]], order: str) -> dict[str, str]:
-    return {"fields": json.dumps(fields), "filters": json.dumps(filters), "order_by": order}
-
-
-def _some(client: Client, fields: Sequence[str], filters: Sequence[Any], order: str, most: int) -> list[Lead]:
-    answer = client.get(_LEADS, params=_query(fields, filters, order) | {"limit_page_length": str(most)})
-    with answer.reading():
-        return _rows(Fields(answer.data, strict=False), lambda row: lead_of(row, zone(client)))
-
-
-def _rows(data: Fields, make: Callable[[Fields], T]) -> list[T]:
-    if not isinstance(data.data.get("data"), list):
-        raise payload.missing("data")
-    return [make(row) for row in data.objects("data")]
-
-
-def _listing(
-    client: Client, path: str, query: Mapping[str, str], make: Callable[[Fields], T], most: int = upkeep.MAX_PAGES
-) -> Iterator[list[T]]:
-    """There is neither total nor link."""
-    query = {**query, "limit_page_length": str(_PAGE)}
-    rows = partial(_rows, make=make)
-    return upkeep.overlapping(client, path, query, rows, by="limit_start", size=_PAGE, most=most)
-
-
-def _open_leads(client: Client, field: str, since: datetime) -> Iterator[list[Lead]]:
-    """All by a time, oldest first.
-
-    A list of the unassigned alone would lose a page of them for each page that is assigned while it is read.
-    """
-    filters = [(field, ">=", wall(since, client)), ("converted", "=", 0)]
-    query = _query(("name", "lead_owner", "creation", "modified"), filters, "creation asc, name asc")
-    return _listing(client, _LEADS, query, lambda row: lead_of(row, zone(client)))
-
-
-# -- webhooks --------------------------------------------------------------------------------------------------------
-
-
-def _name(url: str, topic: str, secret: str) -> str:
-    """The name of a webhook of ours, which it is asked for. It changes with the secret, which no reading shows."""
-    return f"turnlock-{topic}-{hmac.new(secret.encode(), url.encode(), hashlib.sha256).hexdigest()[:12]}"
-
-
-def _hooks(client: Client, secret: str) -> list[Hook]:
-    """Webhooks on leads. One that is disabled or has another secret, and so another name, is for no topic of ours."""
-
-    def read(row: Fields) -> Hook:
-        name, topic = row.text("name") or "", row.text("webhook_docevent") or ""
-        url = (row.text("request_url") or "").removesuffix(f"/{topic}")
-        good = name == _name(url, topic, secret) and row.flag("enabled") is True
-        return Hook(name, topic if good else f"{topic} ({name})", url, good)
-
-    fields = ("name", "webhook_docevent", "enabled", "request_url")
-    query = _query(fields, [("webhook_doctype", "=", _LEAD)], "name asc")
-    return [hook for page in _listing(client, _HOOKS, query, read) for hook in page]
-
-
-def _create(client: Client, url: str, topic: str, secret: str) -> Hook:
-    body: dict[str, Any] = {
-        "name": _name(url, topic, secret),
-        "webhook_doctype": _LEAD,
-        "webhook_docevent": topic,
-        "enabled": 1,
-        "request_url": f"{url}/{topic}",
-        "request_method": "POST",
-        "webhook_data": [{"fieldname": k, "key": k} for k in ("name", "lead_owner", "modified", "modified_by")],
-        "webhook_headers": [{"key": "Content-Type", "value": "application/json"}],
-        "enable_security": 1,
-        "webhook_secret": secret,
-        "condition": "not doc.lead_owner",
-    }
-    client.post(_HOOKS, json=body)
-    return Hook(body["name"], topic, url, True)
-
-
-def _remove(client: Client, hook: Hook) -> bool:
-    return upkeep.unless_gone(lambda: client.delete(f"{_HOOKS}/{quote(hook.hook_ref)}")) is not None
+        return upkeep.probes(
+            ("user", user),
+            ("leads", leads),
+            ("notes", lambda: upkeep.notes(lambda: self.find_note(client, "none", "[turnlock:]"))),
+            ("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            ("hooks", lambda: [upkeep.hooks_alive(api.hooks(client, secret), url, _TOPICS)]),
+        )

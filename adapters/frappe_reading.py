@@ -30,9 +30,9 @@ def _utc(time: datetime | None, zone: ZoneInfo) -> datetime | None:
     return time and time.replace(tzinfo=zone).astimezone(UTC)
 
 
-def wall(time: datetime, client: Client) -> str:
-    """As the site writes it: to the microsecond, and without a fraction where that is zero."""
-    return time.astimezone(zone(client)).replace(tzinfo=None).isoformat(sep=" ")
+def wall(time: datetime, client: Client, named: str | None = None) -> str:
+    """As the site writes it, or one in the zone `named`: to the microsecond, without a fraction where that is zero."""
+    return time.astimezone(ZoneInfo(named) if named else zone(client)).replace(tzinfo=None).isoformat(sep=" ")
 
 
 def lead_of(lead: Fields, zone: ZoneInfo) -> Lead:

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters import odoo_rpc as rpc
+from adapters import odoo_rules as rules
 from adapters import payload, upkeep
 from adapters.base import (
     Adapter,
@@ -29,7 +30,6 @@ from adapters.base import (
     Event,
     EventKind,
     Finding,
-    Hook,
     OwnerWrite,
     Subscribed,
     Team,
@@ -43,10 +43,10 @@ from routing.model import AgentSeen, Lead, UnassignedDefinition
 if TYPE_CHECKING:
     from adapters.client import Client
 
-_TOPIC = "owner_changed"
-_LEAD, _RULE = "crm.lead", "base.automation"
-_SENT = ("id", "user_id", "create_date", "write_date", "write_uid")  # what a delivery holds: nothing of a person
+_LEAD = "crm.lead"
 _NO_ADDRESS = "Odoo sends the agent a message and needs a sender: give the connected user an e-mail address in Odoo."
+_OWN_ONLY = "give the connected user the right Sales: User: All Documents; it sees only leads of its own"
+_NO_APP = "Odoo makes no automation rules yet: install its app Automation Rules (base_automation), then install again"
 _BY_HAND = (
     "Odoo lets only a user with the right Administration: Settings make automation rules. Connect such a user and "
     "install again, or as an administrator add a rule under Settings, Technical, Automation Rules: model "
@@ -68,12 +68,13 @@ class Odoo(Adapter):
             Capability.COLLABORATORS,
             Capability.SWEEP,
             Capability.SWEEP_CHANGES,
+            Capability.TEST_LEAD,
             Capability.TEAMS,
         }
     )
     default_base_url = None
     hook_secret = None
-    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({_TOPIC: EventKind.LEAD_CHANGED})
+    topics: ClassVar[Mapping[str, EventKind]] = MappingProxyType({rules.TOPIC: EventKind.LEAD_CHANGED})
     missing_is_final_after = 60.0  # a long import is one transaction
     settle = 0.2
     max_batch = rpc.PAGE
@@ -92,6 +93,14 @@ class Odoo(Adapter):
         kind = EventKind.LEAD_CREATED if made and made == written else EventKind.LEAD_CHANGED
         return [Event(kind, f"lead:{ref}", key_is_final=False, ref=ref, occurred_at=written)]
 
+    def asks_to_wait(self, status: int, headers: Mapping[str, str], data: Any) -> float | None:
+        """Odoo tells of a record that is gone in a 200: a 404 comes from somewhere else."""
+        return upkeep.elsewhere(status, False)
+
+    def words(self, status: int, headers: Mapping[str, str], data: Any) -> str | None:
+        """What is not Odoo at all."""
+        return upkeep.not_there("Odoo") if self.asks_to_wait(status, headers, data) else None
+
     def headers(self, credentials: Credentials) -> Mapping[str, str]:
         """None: the key stands in each call."""
         return {}
@@ -103,8 +112,12 @@ class Odoo(Adapter):
         for start in range(0, len(wanted), rpc.PAGE):
             domain = [["id", "in", wanted[start : start + rpc.PAGE]]]
             rows = rpc.search(client, _LEAD, domain, lead_fields(client), lambda row: row, context=rpc.ALSO_ARCHIVED)
-            tags = rpc.names_of(client, "crm.tag", [tag for row in rows for tag in row.items("tag_ids")])
-            users = rpc.users_of(client, [one for row in rows for one in row.items("message_partner_ids")])
+            tagged = [tag for row in rows for tag in row.items("tag_ids")]
+            followed = [one for row in rows for one in row.items("message_partner_ids")]
+            # Neither is worth a lead: a user who may not read them reads leads without.
+            none: Mapping[int, str] = {}
+            tags = rpc.if_allowed(partial(rpc.names_of, client, "crm.tag", tagged), none)
+            users = rpc.if_allowed(partial(rpc.users_of, client, followed), none)
             leads: list[Lead] = rpc.reading(partial(list, map(partial(lead_of, tags=tags, users=users), rows)))
             found |= {lead.ref: lead for lead in leads}
         return {ref: lead for ref, lead in found.items() if ref in refs}
@@ -145,6 +158,16 @@ class Odoo(Adapter):
         except CrmError as error:
             raise _for_the_admin(client, error) from None
 
+    def add_test_lead(self, client: Client, name: str, email: str, definition: UnassignedDefinition) -> str:
+        """``create``, with nobody as its owner: else the lead would be the connected user's."""
+        values = {"name": name, "contact_name": name, "type": "lead", "user_id": False, "email_from": email}
+        made = rpc.execute(client, _LEAD, "create", [values], write=True)
+        return rpc.reading(lambda: payload.ref(made))
+
+    def remove_test_lead(self, client: Client, ref: str) -> None:
+        """``unlink``, which needs *Sales: Administrator*; the lead of any other user is archived."""
+        rules.away(client, _LEAD, ref)
+
     def list_agents(self, client: Client) -> Iterator[AgentSeen]:
         """All internal users, archived ones too."""
         return upkeep.each_once(rpc.listing(client, "res.users", [_INTERNAL], _USER, agent_of, rpc.ALSO_ARCHIVED))
@@ -182,13 +205,15 @@ class Odoo(Adapter):
     def subscribe(self, client: Client, url: str) -> Subscribed:
         """One rule that looks at the salesperson alone; by hand where the user may not make rules."""
         try:
+            if not rules.can_be_made(client):
+                return Subscribed(by_hand=(_NO_APP,))
             return upkeep.reconcile(
-                _hooks(client),
+                rules.hooks(client),
                 url,
                 self.topics,
-                create=lambda topic: _create(client, url),
-                enable=lambda hook: _create(client, url, instead_of=hook),
-                remove=lambda hook: _remove(client, hook),
+                create=lambda topic: rules.create(client, url),
+                enable=lambda hook: rules.create(client, url, instead_of=hook),
+                remove=lambda hook: rules.remove(client, hook),
             )
         except CrmError as error:
             if error.outcome is not Outcome.FORBIDDEN or error.status != 200:
@@ -196,8 +221,9 @@ class Odoo(Adapter):
             return Subscribed(by_hand=(_BY_HAND.format(url=url),))
 
     def unsubscribe(self, client: Client, url: str) -> int:
-        """Remove every rule that posts to `url`."""
-        return sum(_remove(client, hook) for hook in _hooks(client) if hook.url == url)
+        """Remove every rule that posts to `url`; none where the user may not see any: made by hand, it goes by hand."""
+        standing = upkeep.if_visible(lambda: rules.hooks(client))
+        return sum(rules.remove(client, hook) for hook in standing if hook.url == url)
 
     def check(self, client: Client, url: str | None) -> list[Finding]:
         """Login, clock, the user's address, leads, agents, and the rule where the user may see it."""
@@ -210,6 +236,11 @@ class Odoo(Adapter):
             yield upkeep.clock(upkeep.http_date(answer.headers.get("Date")), client.now())
             address = _own_address(client)
             yield Finding("address", address, "there" if address else "missing", "" if address else _NO_ADDRESS)
+            # What this user may not see would look as if it were gone.
+            group = [[rpc.uid(client)], "sales_team.group_sale_salesman_all_leads"]
+            ask = partial(rpc.execute, client, "res.users", "has_group", group, write=False)
+            sees = rpc.if_allowed(ask, None) is not False
+            yield Finding("rights", sees, "all leads" if sees else "own leads only", "" if sees else _OWN_ONLY)
 
         def leads() -> Iterator[Finding]:
             rpc.search(client, _LEAD, [], ("id", "user_id"), lead_of, limit=1)
@@ -217,18 +248,19 @@ class Odoo(Adapter):
 
         def hooks() -> Iterator[Finding]:
             try:
-                yield upkeep.hooks_alive(_hooks(client), url, self.topics)
+                yield upkeep.hooks_alive(rules.hooks(client), url, self.topics)
             except CrmError as error:
                 if error.outcome is not Outcome.FORBIDDEN or error.status != 200:
                     raise
                 yield Finding("hooks", True, "not visible to this user; see Automation Rules in Odoo")
 
-        return [
-            *upkeep.probe("user", user),
-            *upkeep.probe("leads", leads),
-            *upkeep.probe("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
-            *upkeep.probe("hooks", hooks),
-        ]
+        return upkeep.probes(
+            ("user", user),
+            ("leads", leads),
+            ("notes", lambda: upkeep.notes(lambda: self.find_note(client, "0", "[turnlock:]"))),
+            ("agents", lambda: [upkeep.agents(sum(a.active for a in self.list_agents(client)))]),
+            ("hooks", hooks),
+        )
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
@@ -256,67 +288,3 @@ def _for_the_admin(client: Client, error: CrmError) -> CrmError:
 
 def _own_address(client: Client) -> bool:
     return any(rpc.search(client, "res.users", [["id", "=", rpc.uid(client)]], _USER, lambda u: u.text("email")))
-
-
-# -- the rule --------------------------------------------------------------------------------------------------------
-
-
-def _hooks(client: Client) -> list[Hook]:
-    """Rules that post, each with its address. A rule that looks at more than one field is none of ours."""
-    action, domain = "ir.actions.server", [["state", "=", "webhook"]]
-    urls = dict(
-        rpc.search(client, action, domain, ("id", "webhook_url"), lambda a: (a.ref("id"), a.text("webhook_url")))
-    )
-    if not urls:
-        return []
-
-    def read(rule: Fields) -> list[Hook]:
-        narrow = rule.text("trigger") == "on_create_or_write" and len(rule.items("trigger_field_ids")) == 1
-        topic = _TOPIC if narrow else rule.text("trigger") or ""
-        mine = [urls.get(payload.ref(action)) for action in rule.items("action_server_ids")]
-        return [Hook(rule.ref("id"), topic, url, rule.flag("active") is True) for url in mine if url]
-
-    fields = ("id", "active", "trigger", "trigger_field_ids", "action_server_ids")
-    posting = [["action_server_ids", "in", [int(ref) for ref in urls]]]
-    rules = rpc.search(client, _RULE, posting, fields, read, context=rpc.ALSO_ARCHIVED)
-    return [hook for found in rules for hook in found]
-
-
-def _create(client: Client, url: str, instead_of: Hook | None = None) -> Hook:
-    if instead_of is not None:
-        _remove(client, instead_of)
-    of_leads = ["model", "=", _LEAD]
-    models = rpc.ids(client, "ir.model", [of_leads])
-    owner = rpc.ids(client, "ir.model.fields", [of_leads, ["name", "=", "user_id"]])
-    sent = rpc.ids(client, "ir.model.fields", [of_leads, ["name", "in", list(_SENT)]])
-    if not models or not owner:
-        raise CrmError(Outcome.REFUSED, call="base.automation create", text="Odoo has no leads: install its CRM app.")
-    action = {
-        "name": "Turnlock",
-        "model_id": models[0],
-        "state": "webhook",
-        "webhook_url": url,
-        "webhook_field_ids": [[6, 0, sent]],
-        "usage": "base_automation",
-    }
-    rule = {
-        "name": "Turnlock",
-        "model_id": models[0],
-        "trigger": "on_create_or_write",
-        "trigger_field_ids": [[6, 0, owner[:1]]],
-        "filter_domain": "[]",
-        "active": True,
-        "action_server_ids": [[0, 0, action]],
-    }
-    made = rpc.execute(client, _RULE, "create", [rule], write=True)
-    return Hook(rpc.reading(lambda: payload.ref(made)), _TOPIC, url, True)
-
-
-def _remove(client: Client, hook: Hook) -> bool:
-    try:
-        rpc.execute(client, _RULE, "unlink", [[int(hook.hook_ref)]], write=True)
-    except CrmError as error:
-        if error.outcome is not Outcome.GONE:
-            raise
-        return False
-    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from email.utils import parseaddr
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,20 @@ _OF_A_LEAD = (
     "country_id", "source_id", "campaign_id", "medium_id", "user_id", "team_id", "stage_id", "type", "tag_ids",
     "lang_id", "expected_revenue", "create_date", "write_date", "message_partner_ids",
 )  # fmt: skip
+# What every Odoo shows of a lead, for a user who may not ask what there is.
+_EVERYWHERE: Mapping[str, str | None] = MappingProxyType(
+    dict.fromkeys(
+        ("name", "contact_name", "partner_name", "email_from", "phone", "city", "zip", "country_id", "source_id",
+         "user_id", "team_id", "stage_id", "type", "expected_revenue", "create_date", "write_date")
+    )
+)  # fmt: skip
 _CUSTOM_KINDS = frozenset({"char", "text", "selection", "boolean", "integer", "float", "monetary", "date"})
 
 
 def lead_fields(client: Client) -> list[str]:
     """Those of a lead that this Odoo has, its custom fields among them."""
     if "fields" not in client.learnt:
-        kinds = rpc.field_kinds(client, "crm.lead")
+        kinds = rpc.if_allowed(partial(rpc.field_kinds, client, "crm.lead"), _EVERYWHERE)
         if "user_id" not in kinds:
             raise CrmError(Outcome.ANSWER_UNREADABLE, status=200, call="POST /jsonrpc")
         custom = sorted(n for n, kind in kinds.items() if n.startswith("x_") and kind in _CUSTOM_KINDS)

@@ -82,6 +82,16 @@ def execute(client: Client, model: str, method: str, args: list[Any], *, write: 
         raise
 
 
+def if_allowed(call: Callable[[], T], otherwise: T) -> T:
+    """What `call` answers, or `otherwise` where Odoo refuses it to the connected user, or knows nothing of it."""
+    try:
+        return call()
+    except CrmError as error:
+        if error.outcome not in (Outcome.FORBIDDEN, Outcome.REFUSED):
+            raise
+        return otherwise
+
+
 def search(
     client: Client, model: str, domain: list[Any], fields: Sequence[str], make: Callable[[Fields], T], **named: Any
 ) -> list[T]:

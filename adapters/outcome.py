@@ -89,7 +89,8 @@ _MEANINGS: Mapping[Outcome, Verdict] = MappingProxyType(
             Verdict(
                 Outcome.REAUTHORISE,
                 Who.ADMIN,
-                "The CRM no longer accepts the credentials. Connect the CRM again.",
+                "The CRM no longer accepts the credentials. Enter them anew with `turnlock tenant secret`; where they "
+                "came by OAuth, connect the CRM again.",
                 "401; renew a token once, else stop the tenant's sending",
             ),
             Verdict(
@@ -176,11 +177,18 @@ _FAULTS: Mapping[Fault, Verdict] = MappingProxyType(
             "The CRM's host name has no address. Check the base address; Turnlock tries again.",
             "name resolution failed",
         ),
-        Fault.CONNECT: _MEANINGS[Outcome.NOT_SENT],
+        Fault.CONNECT: Verdict(
+            Outcome.NOT_SENT,
+            Who.NOBODY,
+            "Nobody answers at the CRM's address. See that it runs and that the base address is right; Turnlock tries "
+            "again.",
+            "no connection",
+        ),
         Fault.TLS: Verdict(
             Outcome.NOT_SENT,
             Who.ADMIN,
-            "The CRM's certificate is not valid. Have it renewed, or correct the base address; Turnlock tries again.",
+            "The CRM's certificate is not valid. Have it renewed, or correct the base address; one of an authority of "
+            "your own, or of none, is trusted by TURNLOCK_CA_FILE. Turnlock tries again.",
             "TLS handshake failed",
         ),
         Fault.PRIVATE_HOST: _MEANINGS[Outcome.PRIVATE_HOST],

@@ -20,6 +20,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import NameResolutionError, NewConnectionError
 from urllib3.util.connection import allowed_gai_family, create_connection
+from urllib3.util.ssl_ import create_urllib3_context
 
 # Addresses inside clouds that Python counts as public: services that answer a machine about itself.
 _METADATA = frozenset(ipaddress.ip_address(a) for a in ("168.63.129.16", "192.0.0.192"))
@@ -147,9 +148,20 @@ class _HttpsPool(HTTPSConnectionPool):
 
 
 class Transport(HTTPAdapter):
-    """The adapter of ``requests`` whose connections look where they lead before they send."""
+    """The adapter of ``requests`` whose connections look where they lead before they send.
+
+    `ca_file` is a PEM file of certificates that are trusted beside the public ones: ``verify`` would put them in the
+    place of those, and one Turnlock may speak to a CRM of its own house and to one of the world.
+    """
+
+    def __init__(self, *, ca_file: str | None = None, **options: Any) -> None:
+        self._ca_file = ca_file
+        super().__init__(**options)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         """As the library's, with connections of this module."""
+        if self._ca_file is not None:
+            kwargs["ssl_context"] = create_urllib3_context()  # the public ones are added as ever
+            kwargs["ssl_context"].load_verify_locations(self._ca_file)
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}

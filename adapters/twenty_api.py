@@ -1,4 +1,4 @@
-"""Speaking Twenty's API: REST with cursors, GraphQL whose errors are a 200, and the names that a tenant chose."""
+"""Speaking Twenty's API: REST with cursors, GraphQL whose errors are a 200, webhooks, the names that a tenant chose."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters import payload, upkeep
+from adapters.base import Hook
 from adapters.outcome import CrmError, Outcome
 from adapters.payload import Fields
 
@@ -15,8 +16,12 @@ if TYPE_CHECKING:
     from adapters.client import Answer, Client
     from adapters.upkeep import Next
 
+#: What a webhook of ours tells of, each one of one thing; a deletion by REST is a destruction.
+TOPICS = ("created", "updated", "destroyed")
 #: Rows of a page: the most that REST gives.
 PAGE = 60
+#: The code of a query that this version does not understand; nothing was done.
+NOT_UNDERSTOOD = "GRAPHQL_VALIDATION_FAILED"
 # ``errors[0].extensions.code`` of a GraphQL answer, which is a 200. Of others nobody knows what came of the call.
 _CODES: Mapping[str, Outcome] = MappingProxyType(
     {
@@ -24,10 +29,12 @@ _CODES: Mapping[str, Outcome] = MappingProxyType(
         "UNAUTHENTICATED": Outcome.REAUTHORISE,
         "FORBIDDEN": Outcome.FORBIDDEN,
         "BAD_USER_INPUT": Outcome.REFUSED,
-        "GRAPHQL_VALIDATION_FAILED": Outcome.REFUSED,
+        NOT_UNDERSTOOD: Outcome.REFUSED,
         "GRAPHQL_PARSE_FAILED": Outcome.REFUSED,
     }
 )
+# https://github.com/graphql/graphql-js, src/validation/rules: how its words on a query that is not valid begin.
+_INVALID = re.compile('(Cannot query field|Unknown (argument|type|field)|Syntax Error|Field "|Variable "[$])')
 _NAME = re.compile(r"[a-z][A-Za-z0-9]{0,62}")
 
 T = TypeVar("T")
@@ -59,6 +66,19 @@ def note_relation(client: Client) -> str:
     return found
 
 
+def code_of(error: CrmError) -> str | None:
+    """The code of a refusal by GraphQL, be it in a 200 or in a 400."""
+    told = Fields(error.data, strict=False) if isinstance(error.data, dict) else None
+    errors = told.objects("errors") if told is not None else []
+    return _code(errors[0]) if errors else None
+
+
+def _code(error: Fields) -> str:
+    """The code of one error; by its words where a query that was not understood has none."""
+    code = error.object("extensions").text("code") or ""
+    return NOT_UNDERSTOOD if code not in _CODES and _INVALID.match(error.text("message") or "") else code
+
+
 def graphql(client: Client, query: str, given: Mapping[str, Any], *, write: bool) -> Answer:
     """``POST /graphql``; the answer, or the error that a 200 holds."""
     answer = client.post("/graphql", json={"query": query, "variables": dict(given)}, write=write)
@@ -68,11 +88,10 @@ def graphql(client: Client, query: str, given: Mapping[str, Any], *, write: bool
         if not errors and not told.has("data"):
             raise payload.missing("data")
     if errors:
-        code = errors[0].object("extensions").text("code") or ""
         unknown = Outcome.UNKNOWN if write else Outcome.NOT_SENT
         # The agent is no member (any more): told by the database, under the code of a fault of the server.
         refused = "foreign key constraint" in (errors[0].text("message") or "")
-        raise answer.failed(Outcome.REFUSED if refused else _CODES.get(code, unknown))
+        raise answer.failed(Outcome.REFUSED if refused else _CODES.get(_code(errors[0]), unknown))
     return answer
 
 
@@ -114,3 +133,38 @@ def connection(
         return rows, ("", {**given, "c": cursor}) if more else None
 
     return upkeep.pages(lambda _, page: graphql(client, query, page, write=False), ("", given), read)
+
+
+def told(data: Any) -> bool:
+    """Whether an error is one of the application's own."""
+    return isinstance(data, dict) and isinstance(data.get("messages"), list)
+
+
+def hooks(client: Client, secret: str | None) -> list[Hook]:
+    """All webhooks. One of another object, of several topics or of another secret is for no topic of ours."""
+    thing, _, relation = names(client)
+
+    def read(row: Fields) -> Hook:
+        operations = row.texts("operations")
+        topics = [t for t in TOPICS if operations == (f"{thing}.{t}",) and secret in (None, row.text("secret"))]
+        active = row.data.get("deletedAt") is None
+        url = (row.text("targetUrl") or "").removesuffix(f"/{thing}.{relation}")
+        return Hook(row.ref("id"), topics[0] if topics and active else " ".join(operations), url, active)
+
+    return [hook for page in listing(client, "webhooks", read) for hook in page]
+
+
+def create_hook(client: Client, url: str, topic: str, secret: str) -> Hook:
+    """Make a webhook for one topic."""
+    thing, _, relation = names(client)
+    target = f"{url}/{thing}.{relation}"
+    body = {"targetUrl": target, "operations": [f"{thing}.{topic}"], "description": "Turnlock", "secret": secret}
+    answer = client.post("/rest/webhooks", json=body)
+    with answer.reading(write=True):
+        made = Fields(answer.data, strict=False).object("data").object("createWebhook")
+        return Hook(made.ref("id"), topic, url, True)
+
+
+def remove_hook(client: Client, hook: Hook) -> bool:
+    """Remove a webhook; whether there was one."""
+    return upkeep.unless_gone(lambda: client.delete(f"/rest/webhooks/{hook.hook_ref}")) is not None

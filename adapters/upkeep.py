@@ -16,12 +16,19 @@ from routing.model import AgentSeen, Lead, UnassignedDefinition
 if TYPE_CHECKING:
     from adapters.client import Answer, Client
 
+_NOTHING = "The CRM has nothing there. Correct the base address: it is the CRM's own, without a path of its API."
+
+_NOT_TAKEN = "The CRM does not take this call. See that its version and its apps are those that its page names."
+
 T = TypeVar("T")
 Next = tuple[str, Mapping[str, Any]]  # path and query of one page
 
 MAX_PAGES = 1000
 _OVERLAP = 10  # rows that may go from a list while one of its pages is read
 MAX_SKEW = 60.0  # seconds between the CRM's clock and ours before a check complains
+_RESTART = 10.0  # seconds between two looks whether the CRM is back behind its proxy
+# What keeps every other call of a check from getting further than the one that it happened to.
+_SAYS_IT_ALL = frozenset({Outcome.REAUTHORISE, Outcome.WAIT, Outcome.REDIRECTED, Outcome.PRIVATE_HOST})
 
 
 def http_date(value: str | None) -> datetime | None:
@@ -84,6 +91,22 @@ def overlapping(
     return pages(lambda link, params: client.get(link, params=params), (path, {**query, by: "0"}), page, most)
 
 
+def elsewhere(status: int, own: bool) -> float | None:
+    """Seconds to wait where a 404 is not the CRM's own (`own`), so that it says nothing of a lead; None: it is.
+
+    A proxy answers so while the container of a self-hosted CRM restarts, and a server that knows the host by no name.
+    """
+    return _RESTART if status in (404, 410) and not own else None
+
+
+def not_there(crm: str) -> str:
+    """What the admin is told where something else answers in the place of this CRM."""
+    return (
+        f"What answers at the base address is not {crm}: it restarts behind its proxy, or the address is another. "
+        "Turnlock tries again; if it stays so, correct the base address."
+    )
+
+
 def unless_gone(call: Callable[[], Answer]) -> Answer | None:
     """The answer, or None when the CRM has no such object (any more)."""
     try:
@@ -92,6 +115,31 @@ def unless_gone(call: Callable[[], Answer]) -> Answer | None:
         if error.outcome is not Outcome.GONE:
             raise
         return None
+
+
+def remove(call: Callable[[], object], *, or_else: Callable[[], object]) -> bool:
+    """Remove what a CRM has, or have it switched off by `or_else` where that is refused; whether there was anything.
+
+    Raises the refusal where both are refused.
+    """
+    try:
+        call()
+    except CrmError as first:
+        if first.outcome is Outcome.GONE:
+            return False
+        if not _refused(first):
+            raise
+        try:
+            or_else()
+        except CrmError as second:
+            raise (first if _refused(second) else second) from None
+    return True
+
+
+def _refused(error: CrmError) -> bool:
+    """Whether a CRM will not do this one thing; an account that is not paid for (402) is another matter."""
+    forbidden = error.outcome is Outcome.FORBIDDEN and error.status != 402
+    return forbidden or error.outcome in (Outcome.REFUSED, Outcome.CONFLICT)
 
 
 def leads_one_by_one(
@@ -124,11 +172,17 @@ def in_halves(refs: Sequence[str], read: Callable[[Sequence[str]], list[T]]) -> 
 def each_once(agents: Iterable[Iterable[AgentSeen]]) -> Iterator[AgentSeen]:
     """The agents of the pages of a list, each once though a list may move while it is read."""
     seen: set[str] = set()
-    for page in agents:
-        for agent in page:
-            if agent.ref not in seen:
-                seen.add(agent.ref)
-                yield agent
+    try:
+        for page in agents:
+            for agent in page:
+                if agent.ref not in seen:
+                    seen.add(agent.ref)
+                    yield agent
+    except CrmError as error:
+        if error.outcome is not Outcome.GONE:
+            raise
+        # Every CRM has users: it is the address that is wrong, and nobody who is gone.
+        raise CrmError(Outcome.ANSWER_UNREADABLE, status=error.status, text=_NOTHING) from None
 
 
 def unassigned(
@@ -185,12 +239,17 @@ def reconcile(
     """
     topics = list(topics)
     kept: dict[str, Hook] = {}
+    by_hand = []
     for hook in sorted(ours(hooks, url), key=lambda h: not h.active):
         if hook.url == url and hook.topic in topics and hook.topic not in kept:
             kept[hook.topic] = hook
-        else:
+            continue
+        try:
             remove(hook)
-    by_hand = []
+        except CrmError as error:  # it is in nobody's way: what it sends is not taken, or a reason to read
+            if not _refused(error):
+                raise
+            by_hand.append(f"remove hook {hook.hook_ref} in the CRM, which does not let Turnlock ({error.status})")
     for topic in topics:
         try:
             if topic not in kept:
@@ -211,8 +270,36 @@ def probe(where: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
     try:
         found.extend(look())
     except CrmError as error:
-        found.append(Finding(where, False, str(error.status or error.fault or error.outcome), error.text))
+        found.append(_failed(where, error))
     return found
+
+
+def probes(*looks: tuple[str, Callable[[], Iterable[Finding]]]) -> list[Finding]:
+    """The findings of several :func:`probe`; after one that says it all (a wrong key) the others are not asked.
+
+    They would only say it again, and there are CRMs that lock out who tries a wrong key too often.
+    """
+    found: list[Finding] = []
+    stopped = ""
+    for where, look in looks:
+        if stopped:
+            found.append(Finding(where, False, "not asked", f"mend {stopped} first"))
+            continue
+        try:
+            found.extend(look())
+        except CrmError as error:
+            found.append(_failed(where, error))
+            nobody_there = error.outcome is Outcome.NOT_SENT and error.status is None
+            stopped = where if nobody_there or error.outcome in _SAYS_IT_ALL else ""
+    return found
+
+
+def _failed(where: str, error: CrmError) -> Finding:
+    # What a check asks for is always there, and no check is parked.
+    own = {Outcome.GONE: _NOTHING, Outcome.REFUSED: error.own_text or _NOT_TAKEN}
+    fix = own.get(error.outcome, error.text)
+    said = None if error.status == 200 else error.status  # some CRMs tell of an error in a success
+    return Finding(where, False, str(said or error.fault or error.outcome), fix)
 
 
 def clock(theirs: datetime | None, here: datetime) -> Finding:
@@ -230,6 +317,12 @@ def agents(active: int) -> Finding:
     return Finding("agents", active > 0, f"{active} active", fix)
 
 
+def notes(find: Callable[[], bool]) -> Iterable[Finding]:
+    """Whether notes can be looked for, as `find` does before a repeat. An owner never waits for a note."""
+    find()
+    return [Finding("notes", True, "readable")]
+
+
 def lost(hooks: Iterable[Hook], url: str, topics: Iterable[str]) -> tuple[str, ...]:
     """Topics without an active hook at `url`, in order."""
     return tuple(sorted(set(topics) - {h.topic for h in hooks if h.active and h.url == url}))
@@ -238,6 +331,16 @@ def lost(hooks: Iterable[Hook], url: str, topics: Iterable[str]) -> tuple[str, .
 def lacks_right(error: CrmError) -> bool:
     """Whether the connected user may not do it (403); an account that is not paid for (402) is another matter."""
     return error.outcome is Outcome.FORBIDDEN and error.status == 403
+
+
+def if_visible(look: Callable[[], list[Hook]]) -> list[Hook]:
+    """The hooks that `look` reads; none where the connected user may not see them (403, or as a 200 says it)."""
+    try:
+        return look()
+    except CrmError as error:
+        if error.outcome is not Outcome.FORBIDDEN or error.status == 402:
+            raise
+        return []
 
 
 def lost_if_visible(look: Callable[[], Iterable[Hook]], url: str, topics: Iterable[str]) -> tuple[str, ...]:
@@ -256,4 +359,4 @@ def hooks_alive(hooks: Iterable[Hook], url: str | None, topics: Iterable[str]) -
         return Finding("hooks", True, "readable")
     lacking = lost(hooks, url, topics)
     what = f"no active hook for {', '.join(lacking)}" if lacking else "all active"
-    return Finding("hooks", not lacking, what, "subscribe again" if lacking else "")
+    return Finding("hooks", not lacking, what, "run `turnlock install`" if lacking else "")

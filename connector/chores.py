@@ -39,6 +39,10 @@ _FOLDS = 20  # portions of the ledger that one run of the fairness chore folds
 _KEYS_LIVE = timedelta(days=90)  # longer than any sender retries (the longest known: 8 hours, by hand 30 days)
 
 _ASK_THE_CRM = frozenset({"agents", "sweep", "hooks"})
+# Failures in a row, a minute apart, after which a CRM that does not answer is worth a human's look: a restart is over
+# by then, and nothing else would tell of an address that is wrong or a door that stays locked.
+_AWAY_AFTER = 3
+_AWAY = "crm_away"
 
 _log = log.get("chores")
 
@@ -97,6 +101,8 @@ def _run_chore(runtime: Runtime, tenant_id: UUID, lease: UUID) -> bool:
                 again = 1.0
             elif failed.outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
                 open_alarm(conn, tenant_id, "crm_refuses_us", failed.outcome.value, failed.text)
+            elif row.attempt + 1 >= _AWAY_AFTER and failed.status != 429 and failed.fault is not Fault.BUDGET:
+                open_alarm(conn, tenant_id, _AWAY, "", failed.text)
     except SQLAlchemyError as failed:
         if is_outage(failed):
             raise
@@ -112,6 +118,8 @@ def _run_chore(runtime: Runtime, tenant_id: UUID, lease: UUID) -> bool:
                     breaker.passed(conn, tenant_id, probe)
                 elif probe is not None:
                     breaker.end_probe(conn, tenant_id, probe)
+                if error is None and row.kind in _ASK_THE_CRM:
+                    close_alarm(conn, tenant_id, _AWAY)
                 work.end_chore(
                     conn, tenant_id, lease, row.kind, wanted=row.wanted, again=again, cursor=cursor, error=error
                 )

@@ -310,6 +310,7 @@ def _token_client(runtime: Runtime, tenant: Tenant, app: Tenant | None) -> Itera
         Credentials(),
         now=runtime.database_clock.now,
         allow_private_hosts=runtime.settings.allow_private_hosts,
+        ca_file=runtime.settings.ca_file,
     ) as made:
         yield made
 

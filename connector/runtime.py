@@ -320,6 +320,7 @@ class Runtime:
             credentials,
             now=self.database_clock.now,
             allow_private_hosts=self.settings.allow_private_hosts,
+            ca_file=self.settings.ca_file,
             refine=adapter.refine,
             asks_to_wait=adapter.asks_to_wait,
             words=adapter.words,

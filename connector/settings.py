@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,8 @@ class Settings:
 
     `database_url` None means the embedded PostgreSQL under `home`. `migrate_url` and `listen_url` name direct
     connections where a pooler stands before `database_url`. `public_url` is what CRMs call, without a trailing
-    slash. `secret_keys` are Fernet keys, newest first: the first seals, all open.
+    slash. `secret_keys` are Fernet keys, newest first: the first seals, all open. `ca_file` holds certificates, as PEM,
+    that are trusted beside the public ones.
     """
 
     database_url: str | None = field(default=None, repr=False)
@@ -35,6 +37,7 @@ class Settings:
     home: Path = Path(".turnlock")
     secret_keys: tuple[str, ...] = field(default=(), repr=False)
     allow_private_hosts: bool = False
+    ca_file: str | None = None
     host: str = "127.0.0.1"
     port: int = 8080
     web_threads: int = 8
@@ -60,6 +63,13 @@ def _callable(url: str) -> bool:
     except ValueError:
         return False
     return good and not (parts.query or parts.fragment or "@" in parts.netloc or re.search(r"\s", url))
+
+
+def _certificates(path: str) -> bool:
+    try:
+        return ssl.create_default_context(cafile=path).cert_store_stats()["x509"] > 0
+    except (OSError, ValueError):  # ssl.SSLError is an OSError
+        return False
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -103,6 +113,9 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
             "TURNLOCK_SECRET_KEYS: missing; CRM credentials are sealed with it, so keep it safe. "
             f"Make one with: {_KEY_HELP}"
         )
+    ca_file = get("TURNLOCK_CA_FILE") or None
+    if ca_file is not None and not _certificates(ca_file):
+        problems.append("TURNLOCK_CA_FILE: no file of certificates in PEM form that can be read; correct or unset it")
     port = whole("TURNLOCK_PORT", 8080, 1, 65535)
     public_url = (get("TURNLOCK_PUBLIC_URL") or f"http://127.0.0.1:{port}").rstrip("/")
     if not _callable(public_url):
@@ -115,6 +128,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         home=Path(get("TURNLOCK_HOME") or ".turnlock"),
         secret_keys=keys,
         allow_private_hosts=yes("TURNLOCK_ALLOW_PRIVATE_HOSTS"),
+        ca_file=ca_file,
         host=get("TURNLOCK_HOST") or "127.0.0.1",
         port=port,
         web_threads=whole("TURNLOCK_WEB_THREADS", 8, 1, 128),

@@ -1,8 +1,9 @@
 """A test lead: one marked lead all the way, from the CRM through webhook and decision back into the CRM.
 
-The mark is the lead's email address. It names the agent and when it was made, and proves that Turnlock wrote it for
-this tenant, so nothing need be stored before the CRM is asked, and nobody can make one up. A lead so marked goes to
-that agent without a turn, whatever the rules say; ten minutes later the mark means nothing any more.
+The mark is the lead's email address, or stands in its name where a CRM's leads have no address. It says who the agent
+is and when it was made, and proves that Turnlock wrote it for this tenant, so nothing need be stored before the CRM is
+asked, and nobody can make one up. A lead so marked goes to that agent without a turn, whatever the rules say; ten
+minutes later the mark means nothing any more.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def mark(runtime: Runtime, tenant_id: UUID, agent_id: UUID, now: datetime) -> st
 
 def chosen(runtime: Runtime, tenant_id: UUID, lead: Lead, now: datetime) -> UUID | None:
     """The agent whom the mark of a test lead names; None for all other leads, forged and old marks among them."""
-    for email in lead.emails:
-        found = _MARK.fullmatch(email)
+    for text in (*lead.emails, lead.name or ""):
+        found = _MARK.search(text)
         if found is None:
             continue
         agent, made, proof = found.groups()

@@ -30,6 +30,7 @@ from connector.endings import confirm, gone, refuse, stale, supersede
 from connector.jobs import Job
 from connector.notes import told
 from connector.runtime import Runtime, Tenant
+from routing import tables as t
 from routing.flight import fly
 from routing.model import TELLING, AgentSeen, Lead
 
@@ -294,7 +295,14 @@ class Sender:
             elif lead.owner_ref == job.agent_ref:
                 stale(self._runtime, job, "already_on_lead")
             elif write:
-                self._write(job.adapter.add_collaborator, job.client, lead, job.agent_ref)
+                try:
+                    self._write(job.adapter.add_collaborator, job.client, lead, job.agent_ref)
+                except CrmError as error:
+                    if error.outcome is not Outcome.FORBIDDEN:
+                        raise
+                    # The lead could be read, so it is this right alone that lacks. It says nothing of owners, who wait
+                    # in the same lane and would stand still for it: the write parks, and says which right it is.
+                    raise CrmError(Outcome.REFUSED, status=error.status, text=error.text) from None
                 self._sent = True
                 continue
             else:
@@ -346,18 +354,23 @@ class Sender:
                 breaker.shut_breaker(conn, tenant_id, seconds=after, reason=reason, lane=_lane(row))
                 self._put_back(conn, tenant_id, lease, row, after=after, counts=False, reason=outcome.value)
             return
+        if outcome is Outcome.FORBIDDEN and row.kind == "owner" and self._others_were_let(tenant_id, row):
+            self._park(tenant_id, lease, row, f"forbidden_{error.status}", error)
+            return
         if outcome in (Outcome.REAUTHORISE, Outcome.FORBIDDEN, Outcome.REDIRECTED, Outcome.PRIVATE_HOST):
-            # A note that is forbidden says nothing of owners: the right to write notes is one of its own.
-            lane = _lane(row) if outcome is Outcome.FORBIDDEN else "all"
             with unit(self._runtime.engine) as (conn, _):
                 if outcome is Outcome.REAUTHORISE and tenant is not None and oauth.doubt(self._runtime, conn, tenant):
                     self._put_back(conn, tenant_id, lease, row, after=0.0, counts=False, reason=outcome.value)
                     return
+                # A note that is refused holds up notes alone: the right to write them is one of its own, and where it
+                # is no longer us whom the CRM knows, the next owner write tells.
                 breaker.shut_breaker(
-                    conn, tenant_id, seconds=_REFUSED_WAIT, reason=breaker.WRITE + outcome.value, lane=lane
+                    conn, tenant_id, seconds=_REFUSED_WAIT, reason=breaker.WRITE + outcome.value, lane=_lane(row)
                 )
                 open_alarm(conn, tenant_id, "crm_refuses_us", outcome.value, error.text)
-                self._put_back(conn, tenant_id, lease, row, after=_REFUSED_WAIT, counts=False, reason=outcome.value)
+                # Later than the pause ends: if only this lead is forbidden, another one shows it, and goes first.
+                after = _REFUSED_WAIT * (1.25 if outcome is Outcome.FORBIDDEN else 1.0)
+                self._put_back(conn, tenant_id, lease, row, after=after, counts=False, reason=outcome.value)
             return
         if outcome is Outcome.GONE:
             job = jobs.job_of(self._runtime, lease, row, time.monotonic())
@@ -371,9 +384,24 @@ class Sender:
             return
         with unit(self._runtime.engine) as (conn, _):
             if outcome is Outcome.NOT_SENT and error.status is None:
-                # Nobody is there: one look per pause for the whole tenant instead of one per waiting row.
-                breaker.shut_breaker(conn, tenant_id, seconds=min(backoff, 30.0), reason=outcome.value)
+                # Nobody is there: one look per pause instead of one per waiting row. For a note that may be the fault
+                # of what notes are read from, so that owners are not told to wait for it.
+                seconds = min(backoff, 30.0)
+                breaker.shut_breaker(conn, tenant_id, seconds=seconds, reason=outcome.value, lane=_lane(row))
             self._put_back(conn, tenant_id, lease, row, after=backoff, counts=True, reason=outcome.value)
+
+    def _others_were_let(self, tenant_id: UUID, row: sa.Row[Any]) -> bool:
+        """Whether this write was forbidden before and an owner write has ended the pause since.
+
+        Then it is this lead or this agent (another company's, outside the team), and all others would stand still for
+        it, a minute of each.
+        """
+        if self._pauses:
+            return False
+        o = t.outbox.c
+        query = sa.select(o.reason).where(o.tenant_id == tenant_id, o.outbox_id == row.outbox_id)
+        with at_rest(self._runtime.engine) as conn:
+            return conn.execute(query).scalar_one_or_none() == Outcome.FORBIDDEN.value
 
     def _return(
         self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], *, after: float, counts: bool, reason: str

@@ -265,7 +265,8 @@ def uninstall(tenant: str, force: bool, sure: bool, as_json: bool) -> None:
     if as_json:
         print_json({"tenant": found.name, "hooks_removed": removed})
     else:
-        say(f"Uninstalled {found.name}; {removed} hook(s) removed from the CRM.")
+        by_hand = "" if removed else " Remove there what was made by hand."
+        say(f"Uninstalled {found.name}; {removed} hook(s) removed from the CRM.{by_hand}")
 
 
 # -- agents ---------------------------------------------------------------------------------------------------------

@@ -331,15 +331,16 @@ def a_write_is_sent_once_whatever_comes_back(kit: Kit) -> None:
             408: Outcome.UNKNOWN, 429: Outcome.WAIT, 500: Outcome.UNKNOWN, 502: Outcome.UNKNOWN, 503: Outcome.WAIT,
             504: Outcome.UNKNOWN, None: Outcome.UNKNOWN,
         }  # fmt: skip
+        if kit.missing is None:
+            expected[404] = Outcome.WAIT
         running.fake.add_agents(AgentRow("12"))
         for name, call in calls(kit, running).items():
             if name not in WRITES or name == "subscribe":
                 continue
             for status, outcome in expected.items():
                 running.fake.add_leads(LeadRow("5001"))
-                failing = (
-                    reset() if status is None else Reply(status, {"error": "x"}, {"Retry-After": "4", **kit.refusal})
-                )
+                body = kit.missing if status == 404 else {"error": "x"}
+                failing = reset() if status is None else Reply(status, body, {"Retry-After": "4", **kit.refusal})
                 running.server.handle = lambda asked, f=failing: f if kit.writes(asked) else running.fake.handle(asked)
                 running.server.received.clear()
                 error = crm_error(call)

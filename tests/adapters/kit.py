@@ -159,6 +159,7 @@ class Kit(ABC):
         self.adapter = adapter or registry.adapter(self.name)
 
     refusal: ClassVar[Mapping[str, str]] = {}  # headers of an answer that says no, where a bare one says "wait"
+    missing: ClassVar[Any] = {"error": "x"}  # the body of a 404 of the CRM's own; None where it never answers one
 
     @abstractmethod
     def sign(self, body: bytes, secret: bytes, at: datetime = NOW, headers: Mapping[str, str] = {}) -> dict[str, str]:

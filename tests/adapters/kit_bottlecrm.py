@@ -45,6 +45,10 @@ class FakeBottleCrm(Fake):
         }
 
     def _leads(self, asked: Received, rest: list[str]) -> Reply:
+        if asked.method == "POST":
+            assert set(asked.json) == {"title", "first_name", "last_name", "email"}
+            self.add_leads(LeadRow(ref := self.new_ref()))
+            return Reply(body={"error": False, "message": "Lead Created Successfully", "id": ref})
         if not rest:
             assert asked.query["open"] == "true"
             after = date.fromisoformat(asked.query.get("created_at__gte", "1970-01-01"))
@@ -55,6 +59,9 @@ class FakeBottleCrm(Fake):
         row = self.leads.get(rest[0])
         if row is None:
             return Reply(404, {"detail": "No Lead matches the given query."})
+        if asked.method == "DELETE":
+            del self.leads[row.ref]
+            return Reply(body={"error": False, "message": "Lead deleted Successfully"})
         if asked.method == "PATCH":
             holders = asked.json["assigned_to"]
             row.owner, row.collaborators = (holders[0], holders[1:]) if holders else (None, [])
@@ -82,6 +89,7 @@ class TheKit(Kit):
         secrets={"api_token": "bcrm_pat_canary1", "webhook_secret": secrets[0].decode()},
     )
     ponds = False
+    missing: ClassVar[Any] = {"detail": "No Lead matches the given query."}
     zone = None
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {
         "lead.created": (("event",), ("id",), ("data",), ("data", "id")),

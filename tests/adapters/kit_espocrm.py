@@ -58,6 +58,11 @@ class FakeEspoCrm(Fake):
         }
 
     def _leads(self, asked: Received, rest: list[str]) -> Reply:
+        if asked.method == "POST" and not rest:
+            assert asked.headers["x-skip-duplicate-check"] == "true"
+            assert set(asked.json) == {"firstName", "lastName", "emailAddress"}
+            self.add_leads(LeadRow(ref := self.new_ref()))
+            return Reply(body={k: v for k, v in self._lead(self.leads[ref]).items() if v is not None})
         if not rest:
             rows = list(self.leads.values())
             if field := asked.query.get("where[0][attribute]"):
@@ -78,6 +83,9 @@ class FakeEspoCrm(Fake):
         if rest[1:] == ["stream"]:
             posts = [{"id": "n", "type": "Post", "post": f"**{of}**\n\n{text}"} for of, text in reversed(row.notes)]
             return self._list(asked, [*posts, {"id": "n", "type": "Create", "data": {}}])
+        if asked.method == "DELETE":
+            del self.leads[row.ref]
+            return Reply(body=True)
         if asked.method == "PUT":
             assert set(asked.json) == {"assignedUserId"}
             row.owner = asked.json["assignedUserId"]

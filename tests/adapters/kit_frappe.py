@@ -29,6 +29,11 @@ def refused(status: int, kind: str) -> Reply:
 class FakeFrappe(Fake):
     """Answers as in tests/fixtures/frappe/captured. ``modified`` follows the owner."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: set[str] = set()  # webhooks that have sent something, which Frappe does not remove
+        self.site_zone: str | None = None  # as the settings tell it; None to whom may not read them
+
     def add_hook(self, topic: str, url: str, active: bool = True) -> HookRow:
         return super().add_hook(topic, f"{url}/{topic}", active)
 
@@ -45,6 +50,9 @@ class FakeFrappe(Fake):
         if kind == "method":
             return Reply(body={"message": "router@example.com"}, headers=date)
         assert (api, kind) == ("api", "resource")
+        if what == "System Settings":
+            shown = Reply(body={"data": {"name": what, "time_zone": self.site_zone}})
+            return shown if self.site_zone else refused(403, "PermissionError")
         route = {"CRM Lead": self._leads, "User": self._users, "Webhook": self._webhooks, "FCRM Note": self._notes}[
             what
         ]
@@ -84,11 +92,18 @@ class FakeFrappe(Fake):
         }
 
     def _leads(self, asked: Received, rest: list[str]) -> Reply:
+        if asked.method == "POST":
+            assert set(asked.json) == {"first_name", "last_name", "email"}
+            self.add_leads(LeadRow(ref := self.new_ref()))
+            return Reply(body={"data": self._lead(self.leads[ref])})
         if not rest:
             return self._list(asked, [self._lead(row) for row in self.leads.values()])
         row = self.leads.get(rest[0])
         if row is None:
             return refused(404, "DoesNotExistError")
+        if asked.method == "DELETE":
+            del self.leads[row.ref]
+            return Reply(202, {"data": "ok"})
         assert (asked.method, set(asked.json)) == ("PUT", {"lead_owner", "modified"})
         if asked.json["modified"] != self._lead(row)["modified"]:
             return refused(417, "TimestampMismatchError")
@@ -133,6 +148,12 @@ class FakeFrappe(Fake):
         }
 
     def _webhooks(self, asked: Received, rest: list[str]) -> Reply:
+        if asked.method == "DELETE" and rest[0] in self.logged:
+            return refused(417, "LinkExistsError")
+        if asked.method == "PUT":
+            (hook,) = (h for h in self.hooks if h.ref == rest[0])
+            hook.active = asked.json["enabled"] == 1
+            return Reply(body={"data": {"name": hook.ref}})
         if asked.method == "DELETE":
             before = len(self.hooks)
             self.hooks = [h for h in self.hooks if h.ref != rest[0]]
@@ -161,6 +182,7 @@ class TheKit(Kit):
         {"api_key": "canary-key-1", "api_secret": "canary-pass-1", "webhook_secret": secrets[0].decode()},
     )
     ponds = False
+    missing: ClassVar[Any] = {"exc_type": "DoesNotExistError"}
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {"after_insert": (("name",),)}
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {}
 

@@ -50,6 +50,8 @@ class FakeOdoo(Fake):
         route = getattr(self, f"_{model.replace('.', '_')}")
         if method in _WRITES:
             return route(method, [*args, *([named] if named else [])])
+        if method == "has_group":
+            return True
         if method == "fields_get":
             return {name: {"type": "char"} for name in self._lead(LeadRow("1"))}
         rows = [row for row in route("all", []) if all(self._holds(row, *each) for each in args[0])]
@@ -90,10 +92,19 @@ class FakeOdoo(Fake):
     def _crm_lead(self, method: str, args: list[Any]) -> Any:
         if method == "all":
             return [self._lead(row) for row in self.leads.values()]
-        (number,), values = args
+        if method == "create":
+            (values,) = args
+            assert (values["user_id"], values["type"]) == (False, "lead")
+            self.add_leads(LeadRow(ref := self.new_ref()))
+            return int(ref)
+        (number,), *values = args
         if str(number) not in self.leads:
             raise Refused(f"MissingError: Record does not exist.\n(Record: crm.lead({number},), User: 6)")
         row = self.leads[str(number)]
+        if method == "unlink":
+            del self.leads[row.ref]
+            return True
+        (values,) = values
         if method == "message_subscribe":
             (partner,) = values["partner_ids"]
             row.collaborators += [str(partner - _PARTNERS)] if str(partner - _PARTNERS) not in row.collaborators else []
@@ -136,7 +147,7 @@ class FakeOdoo(Fake):
         return [*(self._user(row) for row in self.agents.values()), *([] if "6" in self.agents else [router])]
 
     def _ir_model(self, _: str, __: list[Any]) -> Any:
-        return [{"id": 401, "model": "crm.lead"}]
+        return [{"id": 401, "model": "crm.lead"}, {"id": 402, "model": "base.automation"}]
 
     def _ir_model_fields(self, _: str, __: list[Any]) -> Any:
         names = ("id", "user_id", "create_date", "write_date", "write_uid", "name")
@@ -179,6 +190,7 @@ class TheKit(Kit):
     signature_headers = ()
     credentials = Credentials({"database": "odoo18", "login": "router"}, {"api_key": "canary-key-1"})
     ponds = False
+    missing = None
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {"created": (("_model",), ("_id",))}
     texts: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {}
 

@@ -55,8 +55,15 @@ class FakeTwenty(Fake):
             return Reply(body=route(query, asked.json["variables"]), headers=date)
         rest, kind, *more = asked.path.strip("/").split("/")
         assert rest == "rest"
+        if kind == "prospects" and asked.method == "POST":
+            if not isinstance(asked.json["name"], dict):
+                return refused(400, "BadRequestException", "Invalid composite field")
+            self.add_leads(LeadRow(ref := self.new_ref()))
+            return Reply(201, {"data": {"createProspect": self._lead(self.leads[ref])}})
         if kind == "prospects":
             (ref,) = more
+            if asked.method == "DELETE" and self.leads.pop(ref, None):
+                return Reply(body={"data": {"deleteProspect": {"id": ref}}})
             found = self.leads.get(ref)
             return Reply(body={"data": {"prospect": self._lead(found)}}) if found else self._missing()
         if kind == "workspaceMembers":
@@ -174,6 +181,7 @@ class TheKit(Kit):
         {"api_key": "canary-key-1", "webhook_secret": SECRET},
     )
     ponds = False
+    missing: ClassVar[Any] = {"statusCode": 404, "messages": ["Record not found"]}
     shows_deactivated = False
     required: ClassVar[Mapping[str, Sequence[Sequence[str | int]]]] = {
         "created": (("eventName",), ("objectMetadata",), ("record",), ("record", "id")),

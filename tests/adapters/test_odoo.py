@@ -474,7 +474,7 @@ def test_a_check_shows_the_missing_address_and_the_rule_that_it_may_not_see(
 ) -> None:
     version, users, lead = (CAPTURED.load(name)["response"] for name in ("api01", "api39", "api34"))
     refused = CAPTURED.load("api50")["response"]
-    answers = {"crm.lead": lead, "res.users": users, "ir.actions.server": refused}
+    answers = {"crm.lead": lead, "res.users": users, "ir.actions.server": refused, "mail.message": {"result": []}}
     users["result"] = [user for user in users["result"] if user["id"] == 6] + users["result"]
 
     def callback(request: Any) -> tuple[int, dict[str, str], str]:

@@ -132,10 +132,15 @@ def test_tls_keeps_host_sni_and_certificate_check_on_the_name(tmp_path: Path, mo
         with client(url) as crm:  # a certificate that nobody vouches for
             error = error_of(lambda: crm.put("/", json={}))
         assert (error.outcome, error.fault) == (Outcome.NOT_SENT, Fault.TLS)
+        assert "TURNLOCK_CA_FILE" in error.text
+        with client(url, ca_file=str(pem)) as crm:  # unless the operator does
+            assert crm.get("/").status == 200
+            trusted = crm._session.get_adapter(url).poolmanager.connection_pool_kw["ssl_context"]  # type: ignore[attr-defined]
+            assert trusted.cert_store_stats()["x509"] > 9  # beside all those whom everybody trusts
         with client(f"https://localhost:{server.port}") as crm:  # and one for another name
             crm._session.verify = str(pem)
             assert error_of(lambda: crm.get("/")).fault is Fault.TLS
-    assert len(server.received) == 2
+    assert len(server.received) == 3
 
 
 # -- faults on real sockets ------------------------------------------------------------------------------------------

@@ -165,6 +165,9 @@ def test_captured_answers_have_their_outcome(name: str, client: Client, mock: re
         ({"extensions": {"code": "INTERNAL_SERVER_ERROR"}}, Outcome.UNKNOWN, Outcome.NOT_SENT),
         ({"extensions": {"code": "SOMETHING_NEW"}}, Outcome.UNKNOWN, Outcome.NOT_SENT),
         ({}, Outcome.UNKNOWN, Outcome.NOT_SENT),
+        ({"message": 'Cannot query field "x" on type "Y".'}, Outcome.REFUSED, Outcome.REFUSED),
+        ({"message": 'Variable "$e" of type "UUID!" used in position ...', "extensions": {"code": "X"}},
+         Outcome.REFUSED, Outcome.REFUSED),
         ({"extensions": {"code": "UNAUTHENTICATED"}}, Outcome.REAUTHORISE, Outcome.REAUTHORISE),
         ({"extensions": {"code": "FORBIDDEN"}}, Outcome.FORBIDDEN, Outcome.FORBIDDEN),
         ({"extensions": {"code": "BAD_USER_INPUT"}}, Outcome.REFUSED, Outcome.REFUSED),
@@ -259,6 +262,24 @@ def test_a_write_in_the_place_of_somebody_names_them(client: Client, mock: respo
     assert sent(mock)["variables"] == {"id": CAS, "o": ANA, "e": BEN}
 
 
+UNKNOWN_FIELD = {"errors": [{"message": "Cannot query field", "extensions": {"code": "GRAPHQL_VALIDATION_FAILED"}}]}
+
+
+@pytest.mark.parametrize(("owner", "status"), [(BEN, 200), (BEN, 400), (None, 200)])
+def test_a_condition_that_is_not_understood_stops_no_change_of_owner(
+    owner: str | None, status: int, client: Client, mock: responses.RequestsMock
+) -> None:
+    mock.add("POST", f"{BASE}/graphql", json=UNKNOWN_FIELD, status=status)
+    if owner is None:  # that one was captured, so it is understood, and no reason to write without it
+        with pytest.raises(CrmError) as caught:
+            CRM.set_owner(client, Lead(ref=QUILL), ANA)
+        assert caught.value.outcome is Outcome.REFUSED
+        return
+    found = CAPTURED.answer(mock, "api21")
+    assert not CRM.set_owner(client, Lead(ref=QUILL, owner_ref=owner), ANA).conflict
+    assert sent(mock, 1) == found["request"]["body"]
+
+
 @pytest.mark.parametrize("name", ["objects", "object", "owner"])
 def test_a_name_that_is_none_is_never_sent(name: str, mock: responses.RequestsMock) -> None:
     with CAPTURED.client(credentials(**{name: "a){x"}), NOW) as client:
@@ -268,9 +289,6 @@ def test_a_name_that_is_none_is_never_sent(name: str, mock: responses.RequestsMo
             assert caught.value.outcome is Outcome.REFUSED
             assert "names of Twenty's API" in caught.value.text
     assert len(mock.calls) == 0
-
-
-UNKNOWN_FIELD = {"errors": [{"message": "Cannot query field", "extensions": {"code": "GRAPHQL_VALIDATION_FAILED"}}]}
 
 
 @pytest.mark.parametrize(("first", "relation"), [({"data": {}}, "companyId"), (UNKNOWN_FIELD, "targetCompanyId")])
@@ -352,6 +370,27 @@ def test_changes_are_swept_by_the_time_of_the_update(client: Client, mock: respo
     assert '{accountOwnerId:{is:NULL},updatedAt:{gte:"2026-11-29T15:37:00Z"}}' in sent(mock)["query"]
 
 
+def test_a_time_that_cannot_be_compared_stops_no_sweep(client: Client, mock: responses.RequestsMock) -> None:
+    page = CAPTURED.load("api64")["response"]
+    page["data"]["companies"]["pageInfo"]["hasNextPage"] = False
+    first, second = (edge["node"] for edge in page["data"]["companies"]["edges"])
+    first |= {"updatedAt": "2026-11-29T15:37:00.000Z"}
+    second |= {"updatedAt": "2026-11-29T15:36:59.999Z"}
+    for answer in (UNKNOWN_FIELD, page):
+        mock.add("POST", f"{BASE}/graphql", json=answer)
+    since = datetime(2026, 11, 29, 15, 37, tzinfo=UTC)
+    assert list(CRM.changed_since(client, since, UnassignedDefinition())) == [[first["id"]]]
+    assert "gte" not in sent(mock, 1)["query"]
+
+
+def test_a_test_lead_of_a_company_has_its_mark_in_the_name(client: Client, mock: responses.RequestsMock) -> None:
+    made = CAPTURED.answer(mock, "api16")["response"]["data"]["createCompany"]
+    assert CRM.add_test_lead(client, "Turnlock Test", "tl1@example.com", UnassignedDefinition()) == made["id"]
+    assert sent(mock) == {"name": "Turnlock Test tl1@example.com"}
+    mock.add("DELETE", f"{BASE}/rest/companies/{made['id']}", json=CAPTURED.load("api35")["response"])
+    CRM.remove_test_lead(client, made["id"])
+
+
 def test_a_cursor_that_does_not_move_ends_the_sweep(client: Client, mock: responses.RequestsMock) -> None:
     for n in (84, 85):  # by createdAt the same page came eight times, each with hasNextPage
         page = CAPTURED.load(f"api{n}")["response"]
@@ -426,6 +465,18 @@ def test_a_secret_is_made_up_where_there_is_none(mock: responses.RequestsMock) -
     assert left.secret is not None
     assert len(left.secret) == 64
     assert sent(mock, 1)["secret"] == left.secret
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_check_names_an_object_that_is_not_there(status: int, mock: responses.RequestsMock) -> None:
+    CAPTURED.answer(mock, "api11")
+    mock.add("POST", f"{BASE}/graphql", json=UNKNOWN_FIELD, status=status)
+    mock.add("GET", f"{BASE}/rest/webhooks", json={"data": {"webhooks": []}})
+    with CAPTURED.client(credentials(object="prospect", objects="prospects", owner="holder"), NOW) as client:
+        (found,) = (f for f in CRM.check(client, None) if f.where == "leads")
+    assert not found.ok
+    assert found.what == "no prospects with the relation holder"
+    assert "Data model" in found.fix
 
 
 def test_without_a_key_nothing_is_sent_as_one() -> None:

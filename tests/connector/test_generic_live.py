@@ -146,6 +146,18 @@ def test_a_collaborator_is_added_after_the_owner_is_there(live: Rig) -> None:
     unchanged(live)
 
 
+def test_helpers_whom_we_may_not_add_hold_up_no_owner(live: Rig) -> None:
+    live.configure(HELPERS)
+    live.sandbox.fault("status", method="POST", path="/collaborators$", status=403)
+    refs = live.burst(3)
+    parked = "SELECT count(*) FROM outbox WHERE tenant_id = :t AND kind = 'collaborator' AND state = 'parked'"
+    until(lambda: live.one(parked) == 3, what="writes that wait for a human")
+    assert live.alarms() == {"collaborator_not_written"}
+    assert [*live.owners(refs), live.assign()] == [ANA, BEN, CY, ANA]
+    assert live.one("SELECT count(*) FROM breakers WHERE tenant_id = :t") == 0
+    live.audit()
+
+
 def test_the_owner_is_passed_over_among_the_helpers_and_keeps_their_turn_there(live: Rig) -> None:
     live.configure(HELPERS)
     refs = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import certifi
 import pytest
 import sqlalchemy as sa
 from cryptography.fernet import Fernet
@@ -50,6 +51,7 @@ def test_everything_that_is_set_is_taken() -> None:
             "TURNLOCK_SENDERS": "12",
             "TURNLOCK_BODY_RETENTION_DAYS": "7",
             "TURNLOCK_HOME": "/srv/turnlock",
+            "TURNLOCK_CA_FILE": certifi.where(),
         }
     )
     assert found == Settings(
@@ -58,6 +60,7 @@ def test_everything_that_is_set_is_taken() -> None:
         listen_url="postgresql+psycopg://u:p@db.example.com:5433/t",
         public_url="https://hooks.example.com/turnlock",
         home=Path("/srv/turnlock"),
+        ca_file=certifi.where(),
         secret_keys=(KEY, OLDER),
         allow_private_hosts=True,
         host="::",
@@ -71,7 +74,7 @@ def test_everything_that_is_set_is_taken() -> None:
 
 def test_what_is_set_to_nothing_is_not_set() -> None:
     names = ("DATABASE_URL", "MIGRATE_URL", "LISTEN_URL", "PUBLIC_URL", "HOME", "HOST", "PORT", "WEB_THREADS")
-    more = ("DECIDERS", "SENDERS", "BODY_RETENTION_DAYS", "ALLOW_PRIVATE_HOSTS")
+    more = ("DECIDERS", "SENDERS", "BODY_RETENTION_DAYS", "ALLOW_PRIVATE_HOSTS", "CA_FILE")
     assert from_environment(GOOD | {f"TURNLOCK_{name}": "" for name in names + more}) == from_environment(GOOD)
 
 
@@ -89,13 +92,14 @@ def test_all_problems_come_at_once_each_with_its_fix() -> None:
             "TURNLOCK_SENDERS": "-1",
             "TURNLOCK_BODY_RETENTION_DAYS": "9" * 5000,
             "TURNLOCK_ALLOW_PRIVATE_HOSTS": "ture",
+            "TURNLOCK_CA_FILE": __file__,
         }
     )
     where = {line.partition(":")[0] for line in found}
     assert where == {
         f"TURNLOCK_{name}"
         for name in ("SECRET_KEYS", "DATABASE_URL", "MIGRATE_URL", "LISTEN_URL", "PUBLIC_URL", "PORT", "WEB_THREADS",
-                     "DECIDERS", "SENDERS", "BODY_RETENTION_DAYS", "ALLOW_PRIVATE_HOSTS")
+                     "DECIDERS", "SENDERS", "BODY_RETENTION_DAYS", "ALLOW_PRIVATE_HOSTS", "CA_FILE")
     }  # fmt: skip
     assert len(found) == len(where)
     assert all(";" in line for line in found), "a problem without its fix"

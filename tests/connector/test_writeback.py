@@ -296,6 +296,11 @@ def test_refused_credentials_lose_nothing_and_are_over_by_themselves(rig: Rig) -
         assert [rig.owner(ref) for ref in refs] == [None] * 3
         refused = [call for call in rig.sandbox.call_log() if call["status"] == status]
         assert 1 <= len(refused) <= 6  # nobody hammers a closed door
+        in_hand = (
+            "SELECT (SELECT count(*) FROM outbox WHERE tenant_id = :t AND state = 'open' AND lease IS NOT NULL)"
+            " + (SELECT count(*) FROM events WHERE tenant_id = :t AND state = 'waiting' AND lease IS NOT NULL)"
+        )
+        until(lambda q=in_hand: rig.one(q) == 0, what="the end of what was refused")  # none may tell of it later
         rig.sandbox.clear_faults()
         until(lambda refs=refs: (rig.due_now(), all(map(rig.owner, refs)))[1], what="all owners")
         rig.settle()
@@ -306,6 +311,53 @@ def test_refused_credentials_lose_nothing_and_are_over_by_themselves(rig: Rig) -
     rig.audit()
 
 
+def test_one_lead_that_we_may_not_give_away_holds_up_the_others_once(rig: Rig) -> None:
+    rig.wait_chores()
+    set_sending(rig.runtime, rig.tenant, False)
+    first = rig.create()
+    until(lambda: rig.turns() == [ANA], what="its decision")
+    rig.sandbox.fault("status", status=403, method="PUT", path=f"/people/{first}$")
+    set_sending(rig.runtime, rig.tenant, True)
+    until(lambda: rig.alarms() == {"crm_refuses_us"}, what="the pause")
+    second = rig.create()
+    pause = "SELECT count(*) FROM breakers WHERE tenant_id = :t"
+
+    def over() -> bool:  # the pause alone: the first lead is due a little later
+        rig.sql("UPDATE breakers SET open_at = least(open_at, clock_timestamp()) WHERE tenant_id = :t")
+        rig.sql("UPDATE outbox SET due_at = clock_timestamp() WHERE tenant_id = :t AND reason = 'crm_paused'")
+        rig.sql("UPDATE events SET due_at = clock_timestamp() WHERE tenant_id = :t AND state = 'waiting'")
+        rig.runtime.wake(rig.tenant.tenant_id)
+        return bool(rig.one(pause) == 0)
+
+    until(over, what="another write, which ends the pause")
+    assert rig.owner(second) == BEN
+    parked = "SELECT reason FROM outbox WHERE tenant_id = :t AND state = 'parked'"
+    until(lambda: (rig.due_now(), rig.one(parked) == "forbidden_403")[1], what="a write for a human")
+    assert rig.alarms() == {"owner_not_written"}
+    assert rig.assign() == CY  # at once
+    assert rig.one(pause) == 0
+
+
+def test_a_crm_that_is_away_for_minutes_is_an_alarm_until_it_is_back(rig: Rig) -> None:
+    rig.wait_chores()
+    tries = "SELECT attempt FROM chores WHERE tenant_id = :t AND kind = 'agents'"
+
+    def tried() -> bool:
+        rig.sql("DELETE FROM breakers WHERE tenant_id = :t")
+        rig.want("agents")
+        return bool(rig.one(tries) >= 3)
+
+    for status, opens in ((429, set[str]()), (502, {"crm_away"})):  # to ask for time is no absence
+        rig.sandbox.fault("status", status=status, method="GET", path="/users$")
+        until(tried, what="three tries in a row")
+        until(lambda opens=opens: rig.alarms() == opens, what="the alarm, or none")
+        rig.sandbox.clear_faults()
+        rig.sql("DELETE FROM breakers WHERE tenant_id = :t")
+        rig.run_chore("agents")
+        assert rig.alarms() == set()
+    assert rig.assign() == ANA
+
+
 def test_notes_that_are_forbidden_hold_up_no_owner(rig: Rig) -> None:
     rig.wait_chores()
     rig.sandbox.fault("status", status=403, **NOTE)
@@ -313,6 +365,22 @@ def test_notes_that_are_forbidden_hold_up_no_owner(rig: Rig) -> None:
     until(lambda: rig.alarms() == {"crm_refuses_us"}, what="the alarm")
     assert [rig.owner(first), rig.assign(), rig.assign()] == [ANA, BEN, CY]
     assert rig.one("SELECT array_agg(lane) FROM breakers WHERE tenant_id = :t") == ["note"]
+    rig.sandbox.clear_faults()
+    until(lambda: (rig.due_now(), notes(rig, first))[1], what="the note after all")
+    rig.audit()
+
+
+@pytest.mark.parametrize(
+    "fault", [{"what": "drop"}, {"what": "status", "status": 401}, {"what": "status", "status": 307}]
+)
+def test_a_note_that_cannot_be_looked_for_holds_up_no_owner(fault: dict[str, Any], rig: Rig) -> None:
+    rig.wait_chores()
+    rig.sandbox.fault("drop", times=1, **NOTE)  # whether it is there is unknown, so it is looked for
+    rig.sandbox.fault(**fault, **NOTE | {"method": "GET"})
+    first = rig.create()
+    until(lambda: (rig.due_now(), rig.one("SELECT count(*) FROM breakers WHERE tenant_id = :t"))[1], what="a pause")
+    assert rig.one("SELECT array_agg(lane) FROM breakers WHERE tenant_id = :t") == ["note"]
+    assert [rig.owner(first), rig.assign(), rig.assign()] == [ANA, BEN, CY]
     rig.sandbox.clear_faults()
     until(lambda: (rig.due_now(), notes(rig, first))[1], what="the note after all")
     rig.audit()

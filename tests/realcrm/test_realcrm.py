@@ -169,6 +169,16 @@ def test_leads_get_owners_in_turn(house: House) -> None:
     assert house.next_up() == ["ben", "cy", "ana"]
 
 
+def test_a_test_lead_goes_all_the_way_and_is_removed_again(house: House) -> None:
+    before = house.next_up()
+    way = house.turnlock.json("test-lead", "acme", "--to", house.refs["cy"])
+    assert (way["whole"], way["removed"]) == (True, True)
+    assert way["heard"] is not None
+    until(lambda: not house.explain(way["lead"])["open_events"], "the notice of its end")
+    assert house.decisions(way["lead"]) == [("assigned", "cy")]
+    assert house.next_up() == before
+
+
 def test_a_lead_that_a_colleague_gave_away_is_left_alone(house: House) -> None:
     with_owner = house.create("cy")
     until(lambda: [row["status"] for row in house.deliveries(with_owner)] == ["succeeded"], "its delivery")
