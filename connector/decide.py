@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -21,12 +20,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from adapters.base import EventKind
 from adapters.outcome import CrmError, Fault, Outcome
 from connector import breaker, inbox, log, oauth, settle, work
-from connector.ahead import Coming
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
 from connector.database import NO_DISK, at_rest, is_contention, is_outage, opening, transaction, unit
 from connector.lanes import Planned, lanes
-from connector.reading import Events, Item, Known, known_now, read_events
+from connector.reading import Events, Item, Known, Unstored, keep, known_now, read_events
 from connector.runtime import Runtime, Tenant
 from connector.splitting import split
 from connector.units import BEHIND, Unit
@@ -79,13 +77,9 @@ def first_questions(runtime: Runtime, tenant_id: UUID, refs: Collection[str]) ->
     return Aside(asking()) if runtime.knows_schema else None
 
 
-#: As :data:`connector.units.Expect`, for any tenant and lease.
-Expect = Callable[[Tenant, UUID, UUID, str], Coming | None]
 #: Hands writes that were born leased to the senders of this process, with what :func:`connector.jobs.look` gave.
 Send = Callable[[UUID, UUID, Sequence[saving.Ordered], Mapping[UUID, sa.Row[Any]]], None]
 
-# That the CRM asked for no pause counts for so long, in seconds, for a call that is made ahead of a write.
-_CALM = 1.0
 # A unit that loses to configuration changes this often goes lead by lead with the configuration held still.
 _RESTARTS = 3
 # Lock races that a unit repeats at once before its events go back for a moment, so that other queues flow.
@@ -97,16 +91,12 @@ _FAULT_TRIES = 5
 class Decider:
     """Claims and decides. One per thread."""
 
-    def __init__(
-        self, runtime: Runtime, send: Send, capacity: Callable[[], int], expect: Expect = lambda *_: None
-    ) -> None:
+    def __init__(self, runtime: Runtime, send: Send, capacity: Callable[[], int]) -> None:
         self._runtime = runtime
         self._send = send
         self._capacity = capacity
-        self._expect = expect
         #: Whether after the last run more may be due at once; what comes later wakes by itself.
         self.more = False
-        self._calm_until = 0.0
         self._sent: set[UUID] = set()  # writes of the present lease that senders have in hand
 
     def run(self, tenant_id: UUID) -> int:
@@ -156,7 +146,6 @@ class Decider:
             with at_rest(self._runtime.engine) as conn:
                 found = _found(together(conn, *_first(self._runtime, conn, tenant_id, refs)))
         tenant, left, configured, known = found.tenant, found.wait, found.configured, found.known
-        self._calm_until = time.monotonic() + _CALM if left is None else 0.0
         wait, probe = 0.0, None
         if left is not None:
             with at_rest(self._runtime.engine) as conn:
@@ -262,15 +251,15 @@ class Decider:
         while True:
             try:
                 with self._runtime.units.at_work(tenant.tenant_id), transaction(self._runtime.engine) as conn:
-                    calm = time.monotonic() < self._calm_until
-                    expect = partial(self._expect, tenant, lease) if calm else None
-                    attempt = Unit(self._runtime, tenant, lease, items, conn, expect)
+                    attempt = Unit(self._runtime, tenant, lease, items, conn)
                     # Where sending is stopped, what is born leased would only have to be given back.
                     at_once = self._capacity() if tenant.sending else 0
                     ordered = attempt.run(planned, queues, at_once)
                     self.more = self.more or attempt.reads_again
             except NeedQueues as need:
-                queues |= need.queue_ids
+                items, queues = attempt.items, queues | need.queue_ids
+            except Unstored:
+                items = keep(self._runtime, tenant, items)
             except LostLease:
                 return
             except QueueBusy:
@@ -297,8 +286,7 @@ class Decider:
             else:
                 if ordered:
                     self._sent.update(one.outbox_id for one in ordered)
-                    left = [one for one in ordered if one.outbox_id != attempt.taken]
-                    self._send(tenant.tenant_id, lease, left, attempt.born)
+                    self._send(tenant.tenant_id, lease, ordered, attempt.born)
                 if attempt.wants_drain:
                     self._runtime.wake()
                 return

@@ -9,7 +9,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -21,11 +21,11 @@ from sqlalchemy.dialects.postgresql import insert
 from adapters.base import Adapter, EventKind
 from adapters.client import Client
 from adapters.outcome import CrmError, Outcome
-from connector.database import at_once, at_rest, new_id, pipelined, unit
+from connector.database import at_once, at_rest, new_id, opening, pipelined, unit
 from connector.runtime import Runtime, Tenant
 from routing import tables as t
 from routing.facts import Identities, identities, lead_from_json, lead_to_json, rule_digest
-from routing.flight import Asking, Statement, question, together
+from routing.flight import COMMIT, Ask, Asking, Statement, question, together
 from routing.model import Flag, Lead, Role
 from routing.stages import Mode
 from routing.store import TenantRow
@@ -45,6 +45,7 @@ class Item:
 
     `fresh` is a lead that was never decided or left; `settles_at` is until when one of those waits, once that is known.
     `kept` are the modes of staged flags that an open decision of the lead has; `noted` says that any are stored.
+    `unstored` is what stores a lead never seen before, where that goes along with its unit: see :func:`storing`.
     """
 
     event: sa.Row[Any]
@@ -58,6 +59,7 @@ class Item:
     settles_at: datetime | None = None
     kept: Mapping[Flag, Mode] = field(default_factory=dict)
     noted: bool = False
+    unstored: Ask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,9 @@ def read_events(
         if refs.get(row.event_id) in unread:  # and what came after it waits, too, so that nobody is overtaken
             rows, later = rows[:number], [*rows[number:], *later]
             break
-    ids = _remember(runtime, tenant, leads, known)
+    # A lead that comes alone pays no round trip for being stored; one that settles waits in its row.
+    alone = len(rows) == 1 and not (adapter.settle or runtime.plan(None, configured).settle)
+    ids, unstored = _remember(runtime, tenant, leads, known, alone=alone)
     items = []
     for row in rows:
         ref = refs.get(row.event_id)
@@ -236,6 +240,7 @@ def read_events(
                     settles_at=known[ref].settles_at if ref in known else None,
                     kept=known[ref].kept(row.kind) if ref in known else {},
                     noted=ref in known and bool(known[ref].modes),
+                    unstored=unstored,
                 )
             )
     kept = {row.event_id for row in rows}
@@ -295,10 +300,43 @@ def _fetch(
     return found, bad, {ref for batch in batches for ref in batch}
 
 
+class Unstored(Exception):
+    """A lead that was to be stored along with its unit is stored already: by another worker, or by an earlier try."""
+
+
+def storing(conn: sa.Connection, items: Sequence[Item]) -> Asking[None]:
+    """Stores the leads of these that are not stored yet, in a transaction of its own ahead of the unit's.
+
+    So a lead is there whatever becomes of its unit. Raises :class:`Unstored`.
+    """
+    asks = [item.unstored for item in items if item.unstored is not None]
+    if not asks:
+        return
+    before = next(opening(conn))
+    rows = yield [*before, *asks, COMMIT]
+    if not all(rows[len(before) : -1]):
+        raise Unstored
+
+
+def keep(runtime: Runtime, tenant: Tenant, items: Sequence[Item]) -> list[Item]:
+    """Make sure that these are stored after :class:`Unstored`, under whichever id that was. Commits."""
+    leads = {item.lead.ref: item.lead for item in items if item.unstored is not None}
+    ids, _ = _remember(runtime, tenant, leads, {}, alone=False)
+    return [
+        item if item.unstored is None else replace(item, lead_id=ids[item.lead.ref], unstored=None) for item in items
+    ]
+
+
 def _remember(
-    runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead], known: Mapping[str, Known]
-) -> dict[str, UUID]:
-    """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits."""
+    runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead], known: Mapping[str, Known], *, alone: bool
+) -> tuple[dict[str, UUID], Ask | None]:
+    """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits.
+
+    But one that is `alone` and was never seen before is left to :func:`storing`: what does it then is given as well.
+    """
+    if alone and all(ref not in known and lead.ref == ref and not lead.former_refs for ref, lead in leads.items()):
+        made = {ref: new_id() for ref in leads}
+        return made, _FRESH(**_fresh(tenant, leads, made)) if made else None
     ids = {ref: known[ref].lead_id for ref in leads if ref in known}
     ids |= _rekeyed(runtime, tenant.tenant_id, {ref: lead for ref, lead in leads.items() if ref not in known})
     fresh = {ref: lead for ref, lead in leads.items() if ref not in ids}
@@ -308,7 +346,7 @@ def _remember(
         with at_rest(runtime.engine) as conn:  # another worker may have stored some of them first
             ids |= {ref: found.lead_id for ref, found in known_leads(conn, tenant.tenant_id, list(changed)).items()}
         _store_facts(runtime, tenant, changed, ids)
-    return ids | stored
+    return ids | stored, None
 
 
 def _agents_of(conn: sa.Connection, tenant_id: UUID, lead_ids: Collection[UUID]) -> set[tuple[UUID, str | None]]:
@@ -400,18 +438,22 @@ def _store_fresh(runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead]) ->
     """Store leads that were not known; the ids of those that were indeed new."""
     if not leads:
         return {}
-    ids = {ref: new_id() for ref in leads}
+    values = _fresh(tenant, leads, {ref: new_id() for ref in leads})
+    return {row.ref: row.lead_id for row in at_once(runtime.engine, _FRESH, values)}
+
+
+def _fresh(tenant: Tenant, leads: Mapping[str, Lead], ids: Mapping[str, UUID]) -> dict[str, Any]:
+    """The parameters of :data:`_FRESH`."""
     pairs = [(digest, ids[ref]) for ref, lead in leads.items() for digest in _identities(tenant, lead).all]
-    values = {
+    return {
         "tenant": tenant.tenant_id,
         "refs": list(leads),
-        "ids": list(ids.values()),
+        "ids": [ids[ref] for ref in leads],
         "created": [lead.created_at for lead in leads.values()],
         "facts": [json.dumps(lead_to_json(lead)) for lead in leads.values()],
         "digests": [digest for digest, _ in pairs],
         "owners": [lead_id for _, lead_id in pairs],
     }
-    return {row.ref: row.lead_id for row in at_once(runtime.engine, _FRESH, values)}
 
 
 def _store_facts(runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead], ids: Mapping[str, UUID]) -> None:

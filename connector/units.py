@@ -5,7 +5,7 @@ Whatever is read under a lock is dropped when the transaction rolls back; nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,16 +14,14 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from connector import inbox, jobs, testing, work
-from connector.ahead import Coming
 from connector.alarms import open_alarm
 from connector.busy import PROBE
 from connector.database import new_id, opening, patiently
 from connector.lanes import Planned, came_owned, lanes
-from connector.reading import Item
+from connector.reading import Item, storing
 from connector.runtime import Runtime, Tenant
 from connector.seen import Seen
 from connector.shadow import Beside
-from connector.wake import give_way
 from routing import saving, staging, store
 from routing.decide import Bench, Case, Decision, Outcome, Plan, Waiting
 from routing.flight import COMMIT, Asking, fly, together
@@ -35,8 +33,6 @@ from routing.stages import Mode
 # Behind an own write: woken by its end; this is only for the case that the wake is lost with a crash.
 BEHIND = timedelta(seconds=30)
 FORCED = ("console", "replay")
-#: Tells a sender of a write that is about to be committed: its id and how the CRM calls its lead. None: nobody is free.
-Expect = Callable[[UUID, str], Coming | None]
 # Seconds after which the drain looks at a lead that was held, if nothing is known to change before.
 _LOOK_AGAIN = 15.0
 
@@ -67,13 +63,12 @@ class Unit:
         lease: UUID,
         items: Sequence[Item],
         conn: sa.Connection,
-        expect: Expect | None = None,
     ) -> None:
         self._runtime = runtime
-        self._expect = expect
         self._tenant_id = tenant.tenant_id
         self._lease = lease
-        self._items = items
+        #: As they are to be tried again, if they are.
+        self.items = items
         self._conn = conn
         self._result = _Result()
         # Whether an agent may hold one open lead less after this unit.
@@ -82,35 +77,34 @@ class Unit:
         self.wants_drain = False
         #: What the senders of writes that were born leased need, where it was read already.
         self.born: Mapping[UUID, sa.Row[Any]] = {}
-        #: The write that a sender has in hand already.
-        self.taken: UUID | None = None
 
     def run(self, planned: Planned | None, more_queues: Collection[UUID], send_at_once: int) -> list[saving.Ordered]:
         """Decide and save; the writes that it ordered. Without `planned` the configuration is held still meanwhile.
 
-        Raises :class:`routing.store.ConfigurationChanged`, :class:`routing.decide.NeedQueues` or
-        :class:`connector.busy.QueueBusy`, upon which the caller rolls back and starts anew.
+        Raises :class:`routing.store.ConfigurationChanged`, :class:`routing.decide.NeedQueues`,
+        :class:`connector.busy.QueueBusy` or :class:`connector.reading.Unstored`, upon which the caller rolls back and
+        starts anew.
         """
         conn, tenant_id, runtime = self._conn, self._tenant_id, self._runtime
-        first: list[Asking[Any]] = [opening(conn)]
+        first: list[Asking[Any]] = [storing(conn, self.items), opening(conn)]
         # The lock order of the project: (configuration, only without a plan) leads, identities, queues.
         if planned is None:
-            self._now, row = together(conn, *first, store.tenant_row.of(tenant_id, share=True))
-            ((planned, _),) = lanes(runtime, conn, row, self._items)  # one lead, so one lane
+            _, self._now, row = together(conn, *first, store.tenant_row.of(tenant_id, share=True))
+            ((planned, _),) = lanes(runtime, conn, row, self.items)  # one lead, so one lane
             first = []
-        known_by = [i.identities.all if planned.plan.households else i.identities.personal for i in self._items]
+        known_by = [i.identities.all if planned.plan.households else i.identities.personal for i in self.items]
         digests = frozenset[bytes]().union(*known_by)
-        wanted = {q for item in self._items if (q := planned.choice(item)[0]) is not None} | set(more_queues)
-        wanted = set(planned.lines_of({*wanted, *planned.watched(self._items)}))
+        wanted = {q for item in self.items if (q := planned.choice(item)[0]) is not None} | set(more_queues)
+        wanted = set(planned.lines_of({*wanted, *planned.watched(self.items)}))
         now = runtime.database_clock.now()
-        self._chosen = {i.lead_id: a for i in self._items if (a := testing.chosen(runtime, tenant_id, i.lead, now))}
+        self._chosen = {i.lead_id: a for i in self.items if (a := testing.chosen(runtime, tenant_id, i.lead, now))}
         self._planned, self._plan, self._digests = planned, planned.plan, digests
         with runtime.busy.asking(wanted) as held:
             queues = store.lock_queues.of(tenant_id, wanted)
             *opened, self._versions, _, self._locked, self._row, self._known = together(
                 conn,
                 *first,
-                store.lock_leads.of(tenant_id, {item.lead_id for item in self._items}),
+                store.lock_leads.of(tenant_id, {item.lead_id for item in self.items}),
                 store.lock_identities.of(tenant_id, digests),
                 patiently.of(PROBE, queues) if held else queues,
                 # Only behind these, with every lock granted, is anything read that a decision rests on.
@@ -118,15 +112,16 @@ class Unit:
                 self._seen(self._plan, wanted),
             )
         if opened:
-            (self._now,) = opened
+            _, self._now = opened
+        self.items = [replace(item, unstored=None) for item in self.items]
         if self._row.version != planned.row.version:
             raise store.ConfigurationChanged
         at = runtime.clock(self._now)
-        self._known.look_further(conn, tenant_id, self._plan, self._items, at)
+        self._known.look_further(conn, tenant_id, self._plan, self.items, at)
         self._bench = self._bench_of(self._plan, self._known, at)
         self._beside = self._shadows(at)
         self._open_writes = {row.lead_id for row in self._known.roles.values() if row.open_write}
-        for item in sorted(self._items, key=lambda i: self._known.waiting_since(i, self._now)):
+        for item in sorted(self.items, key=lambda i: self._known.waiting_since(i, self._now)):
             if item.role is Role.COLLABORATOR:
                 self._collaborator(item)
             else:
@@ -135,7 +130,7 @@ class Unit:
 
     def _seen(self, plan: Plan, queue_ids: Collection[UUID]) -> Asking[Seen]:
         chosen = self._chosen.values()
-        return Seen.asked(self._tenant_id, plan, queue_ids, self._items, self._digests, chosen)
+        return Seen.asked(self._tenant_id, plan, queue_ids, self.items, self._digests, chosen)
 
     def _bench_of(self, plan: Plan, known: Seen, at: datetime) -> Bench:
         loads = self._loads(plan, known, at)
@@ -155,13 +150,13 @@ class Unit:
 
         def bench_of(plan: Plan) -> Bench:
             (known,) = together(self._conn, self._seen(plan, self._locked))
-            known.look_further(self._conn, self._tenant_id, plan, self._items, at)
+            known.look_further(self._conn, self._tenant_id, plan, self.items, at)
             return self._bench_of(plan, known, at)
 
         held = [row.lead_id for row in self._known.roles.values() if row.state == "held"]
         found = [Beside(self._conn, self._tenant_id, watch, self._now) for watch in self._planned.watches]
         for one in found:
-            if one.flag is not Flag.WRITE_BACK or any(came_owned(item) for item in self._items):
+            if one.flag is not Flag.WRITE_BACK or any(came_owned(item) for item in self.items):
                 one.load(self._plan, bench_of, self._locked, held)
         return found
 
@@ -352,17 +347,8 @@ class Unit:
         if not self._has_more_to_say():
             born = [one.outbox_id for one in saved.ordered if one.leased]
             # What their senders need is read in the same flight, behind the commit.
-            coming = self._coming(born)
-            try:
-                rows = fly(conn, [*asks, COMMIT, *(jobs.look(tenant_id, self._lease, one) for one in born)])
-            except BaseException:
-                if coming is not None:
-                    coming.cancel()
-                raise
+            rows = fly(conn, [*asks, COMMIT, *(jobs.look(tenant_id, self._lease, one) for one in born)])
             self.born = {one: found[0] for one, found in zip(born, rows[len(asks) + 1 :], strict=True) if found}
-            if coming is not None and coming.commit(self.born.get(coming.outbox_id)):
-                self.taken = coming.outbox_id
-                give_way()
             return saved.ordered
         fly(conn, asks)
         self._tell_of_held()
@@ -378,17 +364,11 @@ class Unit:
             inbox.return_events(conn, tenant_id, self._lease, result.again, after=timedelta(0), reason="read_again")
         return saved.ordered
 
-    def _coming(self, born: Sequence[UUID]) -> Coming | None:
-        """Let a sender read the lead meanwhile. Only one that is alone: in a burst there is enough to do."""
-        if self._expect is None or len(self._items) > 1 or len(born) != 1:
-            return None
-        return self._expect(born[0], self._items[0].lead.ref)
-
     def _has_more_to_say(self) -> bool:
         """Whether something is to be written beside decisions and lines, which most units do not come to."""
         result = self._result
         held = any(item.decision.outcome is Outcome.HELD for item in result.decided)
-        told = held or self._room or self.wants_drain or any(item.event.source == "held" for item in self._items)
+        told = held or self._room or self.wants_drain or any(item.event.source == "held" for item in self.items)
         return bool(told or self._beside or result.modes or result.crm_owners or result.behind or result.again)
 
     def _tell_of_held(self) -> None:
@@ -396,7 +376,7 @@ class Unit:
             work.want_if_held(self._conn, self._tenant_id)
         # A batch of the drain that led anywhere is followed by the next one at once.
         served = {item.decision.lead_id for item in self._result.decided if item.decision.outcome is Outcome.ASSIGNED}
-        if any(item.event.source == "held" and item.lead_id in served for item in self._items):
+        if any(item.event.source == "held" and item.lead_id in served for item in self.items):
             self.wants_drain = True
         if self.wants_drain:
             work.want(self._conn, self._tenant_id, "held")

@@ -23,12 +23,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from adapters.budget import Lane
 from connector import inbox, log, work
-from connector.ahead import Coming
 from connector.chores import run_chore
 from connector.database import at_rest, is_outage, unit
 from connector.decide import Decider, Found, first_questions
 from connector.limits import lane
-from connector.runtime import Runtime, Tenant
+from connector.runtime import Runtime
 from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS, give_way, heard
 from connector.writeback import Sender
 from routing.flight import Aside
@@ -158,7 +157,6 @@ class Worker:
             ((EVENTS,), _SENDING, (_CHORES,)),
         )
         self._leased: queue.SimpleQueue[tuple[UUID, UUID, UUID, sa.Row[Any] | None, float]] = queue.SimpleQueue()
-        self._coming: queue.SimpleQueue[Coming] = queue.SimpleQueue()
         self._handed: queue.SimpleQueue[tuple[UUID, UUID, Sequence[sa.Row[Any]], Found | None]] = queue.SimpleQueue()
         self._idle = 0
         self._idle_lock = threading.Lock()
@@ -214,10 +212,6 @@ class Worker:
         if self._runtime.storing.deciders is self:
             self._runtime.storing.deciders = None
         self._return_handed()
-        while not self._coming.empty():
-            coming = self._coming.get_nowait()
-            if not coming.refuse():
-                self._leased.put((coming.tenant.tenant_id, coming.lease, coming.outbox_id, None, 0.0))
         while True:
             try:
                 tenant_id, lease, outbox_id, *_ = self._leased.get_nowait()
@@ -289,7 +283,7 @@ class Worker:
 
     def _decide(self) -> None:
         lane.set(Lane.OWNERS)
-        decider = Decider(self._runtime, self._hand_over, self._free_senders, self._expect)
+        decider = Decider(self._runtime, self._hand_over, self._free_senders)
 
         def step() -> None:
             taken = self._board.take((EVENTS,), 5.0, lambda: self._stopping.is_set() or not self._handed.empty())
@@ -322,14 +316,11 @@ class Worker:
     def _sending(self) -> None:
         sender = Sender(self._runtime)
 
-        def handed_over() -> bool:
-            return self._stopping.is_set() or not (self._leased.empty() and self._coming.empty())
-
         def step() -> None:
             with self._idle_lock:
                 self._idle += 1
             try:
-                taken = self._board.take(_SENDING, 5.0, handed_over)
+                taken = self._board.take(_SENDING, 5.0, lambda: self._stopping.is_set() or not self._leased.empty())
             finally:
                 with self._idle_lock:
                     self._idle -= 1
@@ -338,11 +329,6 @@ class Worker:
                     self._board.done(*taken, more=False)
                 return
             if taken is None:
-                try:
-                    self._send_coming(sender, self._coming.get_nowait())
-                    return
-                except queue.Empty:
-                    pass
                 try:
                     leased = self._leased.get_nowait()
                 except queue.Empty:
@@ -368,29 +354,8 @@ class Worker:
         while not self._stopping.is_set():
             self._guarded(step)
 
-    def _send_coming(self, sender: Sender, coming: Coming) -> None:
-        tenant_id = coming.tenant.tenant_id
-        if not self._board.begin(_SENDING, OWNERS, tenant_id):
-            if not coming.refuse():
-                self._return_leased(tenant_id, coming.lease, coming.outbox_id)
-                self._board.post(OWNERS, tenant_id)
-            return
-        try:
-            sender.send_coming(coming)
-        finally:
-            self._board.done(OWNERS, tenant_id, more=False)
-
-    def _expect(self, tenant: Tenant, lease: UUID, outbox_id: UUID, lead_ref: str) -> Coming | None:
-        """Have an idle sender read the lead of a write that is about to be committed."""
-        if self._stopping.is_set() or not self._free_senders():
-            return None
-        coming = Coming(tenant, lease, outbox_id, lead_ref)
-        self._coming.put(coming)
-        self._board.call(OWNERS)
-        return coming
-
     def _free_senders(self) -> int:
-        return max(0, self._idle - self._leased.qsize() - self._coming.qsize())
+        return max(0, self._idle - self._leased.qsize())
 
     def _hand_over(
         self, tenant_id: UUID, lease: UUID, ordered: Sequence[Ordered], born: Mapping[UUID, sa.Row[Any]]
@@ -400,6 +365,8 @@ class Worker:
             if item.leased:
                 self._leased.put((tenant_id, lease, item.outbox_id, born.get(item.outbox_id), now))
                 self._board.call(OWNERS)
+        if len(ordered) == 1:
+            give_way()
         if any(not item.leased for item in ordered):
             self._board.post(OWNERS, tenant_id)
 

@@ -23,7 +23,6 @@ from adapters.budget import Lane
 from adapters.outcome import CrmError, Fault, Outcome
 from connector import breaker, jobs, log, oauth, work
 from connector.agents import keep_agents
-from connector.ahead import Coming, Reading
 from connector.alarms import open_alarm
 from connector.database import at_rest, is_contention, is_outage, unit
 from connector.endings import confirm, gone, refuse, stale, supersede
@@ -74,7 +73,6 @@ class Sender:
         self._empty_writes = 0
         self._probe = breaker.Probe(runtime.engine)
         self._pauses = 0
-        self._ahead: Reading | None = None
 
     def run(self, tenant_id: UUID, kinds: Sequence[str]) -> int:
         """Claim one due row of these kinds and send it; how many there were. Outages of the database raise."""
@@ -97,50 +95,22 @@ class Sender:
 
         `row` is what :func:`jobs.look` gave at `read_at` (monotonic seconds), if that was asked already.
         """
-        with (
-            self._given_back(tenant_id, lease, outbox_id),
-            self._runtime.limits.row(tenant_id, Lane.OWNERS) as now,
-        ):
-            self._send_born(tenant_id, lease, outbox_id, row, read_at, now=now)
-
-    def send_coming(self, coming: Coming) -> None:
-        """Send a row that is being committed: its lead is read meanwhile. Nothing happens if there is no commit."""
-        tenant, tenant_id = coming.tenant, coming.tenant.tenant_id
-        with (
-            self._given_back(tenant_id, coming.lease, coming.outbox_id),
-            self._runtime.limits.row(tenant_id, Lane.OWNERS) as now,
-        ):
-            try:
-                if now:
-                    self._ahead = Reading.of(coming.lead_ref, lambda: self._lead(tenant, coming.lead_ref))
-            except Exception:  # noqa: BLE001 - it comes again where the lead is read for its write, and is dealt with there
-                self._ahead = None
-            if coming.wait():
-                self._send_born(tenant_id, coming.lease, coming.outbox_id, coming.row, coming.read_at, now=now)
-
-    def _lead(self, tenant: Tenant, ref: str) -> Lead | None:
-        return tenant.adapter.fetch_leads(oauth.client(self._runtime, tenant), [ref]).get(ref)
-
-    def _send_born(
-        self, tenant_id: UUID, lease: UUID, outbox_id: UUID, row: sa.Row[Any] | None, read_at: float, *, now: bool
-    ) -> None:
-        """Send a row that was born leased, or give it back: with its CRM's calls used up (not `now`), or stopped."""
-        if now and (row is None or time.monotonic() - read_at > _FRESH):
-            row, read_at = self._look(tenant_id, lease, outbox_id), time.monotonic()
-        if now and row is not None and row.sending:
-            self._send_now(tenant_id, lease, row, read_at)
-            return
-        with unit(self._runtime.engine) as (conn, _):
-            if not now:  # due as it was, in its place among the others
-                work.release_outbox(conn, tenant_id, lease, outbox_id=outbox_id)
+        with self._given_back(tenant_id, lease, outbox_id):
+            if row is None or time.monotonic() - read_at > _FRESH:
+                row, read_at = self._look(tenant_id, lease, outbox_id), time.monotonic()
+            if row is not None and row.sending:
+                self._send(tenant_id, lease, row, read_at)
                 return
-            # Sending was stopped in between: whoever starts it again must not wait for the lease to run out.
-            work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped")
+            with unit(self._runtime.engine) as (conn, _):
+                # Sending was stopped in between: whoever starts it again must not wait for the lease to run out.
+                work.return_outbox(
+                    conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped"
+                )
 
     @contextmanager
     def _given_back(self, tenant_id: UUID, lease: UUID, outbox_id: UUID | None) -> Iterator[None]:
         """What the lease still holds when the database is lost meanwhile is given back once it is there again."""
-        self._sent, self._ahead = False, None
+        self._sent = False
         try:
             yield
         except SQLAlchemyError as error:
@@ -271,9 +241,6 @@ class Sender:
         return job.expects_ref is not None and lead.owner_ref == job.expects_ref
 
     def _read(self, job: Job) -> Lead | None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.serves(job.lead_ref):
-            return ahead.result()
         return job.adapter.fetch_leads(job.client, [job.lead_ref]).get(job.lead_ref)
 
     def _agent_active(self, job: Job) -> bool:
