@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +31,9 @@ def give_way() -> None:
 
     The interpreter takes turns by itself only when a thread waits for something, or every 5 ms.
     """
-    time.sleep(0.00005)  # that it is a wait is what counts; the system makes a tenth of a millisecond of it
+    # That it is a wait is what counts; the system makes a tenth of a millisecond of it. Not `sleep`: it waits until an
+    # instant, which may be over by then, and some clocks take that for an error.
+    select.select((), (), (), 0.00005)
 
 
 class Wake:

@@ -154,7 +154,15 @@ def backlog(rig: Rig, count: int) -> None:
     waiting = "SELECT count(*) FROM lead_roles WHERE tenant_id = :t AND state = 'held'"
     until(lambda: rig.one(waiting) == count, 300.0, f"{count} leads that wait")
     rig.settle_owners()
+    # The configuration is new, so everybody is asked about once, part by part, whether it lets anybody serve them.
+    asking = (
+        "SELECT count(*) FROM chores, jsonb_each(cursor -> 'asking') AS a(line, after) "
+        "WHERE tenant_id = :t AND kind = 'held' AND after <> 'null'"
+    )
     rig.run_chore("held")
+    while rig.one(asking):
+        rig.settle_owners()
+        rig.run_chore("held")
     rig.settle_owners()
 
 
