@@ -403,6 +403,7 @@ def _account(runtime: Runtime, tenant: Tenant, tokens: Tokens) -> str | None:
         credentials,
         now=runtime.database_clock.now,
         allow_private_hosts=runtime.settings.allow_private_hosts,
+        ca_file=runtime.settings.ca_file,
         refine=adapter.refine,
         asks_to_wait=adapter.asks_to_wait,
         words=adapter.words,

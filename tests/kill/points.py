@@ -7,7 +7,9 @@ an answer. The views of the server tell whose session waits: that process is kil
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -186,7 +188,7 @@ def _w5(house: House, come: Come) -> None:
 
 @_point("R1 claimed")
 def _r1(house: House, come: Come) -> None:
-    _at_lock(house, come, "lead_refs", _ALL, "FROM lead_refs JOIN leads")
+    _at_lock(house, come, "lead_refs", _ALL, "AS asked.*FROM lead_refs")
 
 
 @_point("R2 queue locked")
@@ -219,7 +221,30 @@ def _r6(house: House, come: Come) -> None:
 
 @_point("S1 claimed")
 def _s1(house: House, come: Come) -> None:
-    _at_lock(house, come, "agent_refs", _ALL, "(?=.*agent_refs)(?=.*breakers)")
+    # What a sender needs is read in the flight that commits the decision, behind the commit. So the lock is asked for
+    # while the unit stands still before that, and granted when it has committed.
+    freezer, killed = Freezer(house), threading.Event()
+
+    def lock() -> None:
+        with contextlib.suppress(Missed), freezer.locked("agent_refs", _ALL):
+            killed.wait(_PATIENCE)
+
+    locking = threading.Thread(target=lock)
+    try:
+        with freezer.locked("turns", _WRITES) as let_go, house.admin() as conn:
+            come()
+            freezer.wait("^INSERT INTO turns", WORKERS)
+            locking.start()
+            asked = "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
+            ends = time.monotonic() + 1.0
+            while conn.execute(asked).fetchone() == (0,) and time.monotonic() < ends:
+                time.sleep(0.005)
+            let_go()
+            house.kill(freezer.wait("(?=.*agent_refs)(?=.*breakers)", WORKERS).name)
+    finally:
+        killed.set()
+        if locking.ident is not None:
+            locking.join()
 
 
 @_point("S2 read, not sent")
