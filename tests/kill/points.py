@@ -264,12 +264,32 @@ def _s3_done(house: House, come: Come) -> None:
 
 @_point("S4 answered, not recorded")
 def _s4(house: House, come: Come) -> None:
-    _at_lock(house, come, "assignments", _WRITES, _CONFIRM)
+    with _written(house, come) as answer:
+        _at_lock(house, answer, "assignments", _WRITES, _CONFIRM)
 
 
 @_point("S5 recorded, not known")
 def _s5(house: House, come: Come) -> None:
-    _at_commit(house, come, "assignments", _CONFIRM)
+    with _written(house, come) as answer:
+        _at_commit(house, answer, "assignments", _CONFIRM)
+
+
+@contextmanager
+def _written(house: House, come: Come) -> Iterator[Come]:
+    """An owner write is done and not answered; gives what answers it, so that somebody comes to record it."""
+    fault = house.crm.fault(what="hold", method="PUT", apply=True, times=1)
+
+    def answer() -> None:
+        house.crm.clear_faults(fault=fault)
+        house.crm.release(outcome="answer")
+
+    try:
+        come()
+        if not house.crm.wait_held(count=1, timeout=_PATIENCE):
+            raise Missed("no write was held")
+        yield answer
+    finally:
+        answer()
 
 
 def _while_held(house: House, come: Come, *, apply: bool, outcome: str) -> None:
