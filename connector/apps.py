@@ -160,8 +160,11 @@ def install_app(
     with runtime.engine.connect() as conn:
         tenant = app_tenant(runtime, conn, crm)
         url = hook_url(runtime, conn, tenant)
-        made = runtime.client_with(conn, tenant, Credentials(parameters, secret_values))
-    with made as client:
+        runtime.database_clock.read(conn)
+    address = tenant.base_url or adapter.default_base_url
+    if address is None:
+        raise TurnlockError(f"the app of {crm} has no base URL; give it one with `turnlock app set`")
+    with runtime.client_with(adapter, address, Credentials(parameters, secret_values)) as client:
         return adapter.subscribe_app(client, url, replace=replace)
 
 

@@ -66,10 +66,7 @@ def _claiming(knows_the_living: bool) -> tuple[Statement, Statement]:
     chosen = (
         sa.update(events)
         # Still, because what was found was read before its delivery was locked: another may have been quicker.
-        .where(
-            waiting(events),
-            e.event_id == sa.any_(sa.bindparam("chosen", type_=sa.ARRAY(sa.Uuid))),
-        )
+        .where(waiting(events), e.event_id == sa.any_(sa.bindparam("chosen", type_=sa.ARRAY(sa.Uuid))))
         .values(
             lease=sa.bindparam("new_lease", type_=sa.Uuid),
             leased_until=_CLOCK + LEASE,

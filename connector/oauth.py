@@ -397,17 +397,7 @@ def _account(runtime: Runtime, tenant: Tenant, tokens: Tokens) -> str | None:
     if address is None:
         return None
     credentials = Credentials(tenant.parameters, {"access_token": tokens.access})
-    with Client(
-        address,
-        adapter.headers(credentials),
-        credentials,
-        now=runtime.database_clock.now,
-        allow_private_hosts=runtime.settings.allow_private_hosts,
-        ca_file=runtime.settings.ca_file,
-        refine=adapter.refine,
-        asks_to_wait=adapter.asks_to_wait,
-        words=adapter.words,
-    ) as made:
+    with runtime.client_with(adapter, address, credentials) as made:
         return adapter.account(made)
 
 

@@ -300,20 +300,16 @@ class Runtime:
             return last.client
         address = base_url or tenant.adapter.default_base_url
         if address is None:
-            raise UnknownTenant(f"tenant {tenant.name!r} has no base URL; give it one with `turnlock tenant add`")
-        client = self._made(tenant.adapter, address, credentials, self._gate(conn, tenant, credentials, address))
+            raise UnknownTenant(f"tenant {tenant.name!r} has no base URL; give it one with `turnlock tenant set`")
+        gate = self._gate(conn, tenant, credentials, address)
+        client = self.client_with(tenant.adapter, address, credentials, gate)
         kept[tenant.tenant_id] = _Kept(said, base_url, client, time.monotonic())
         return client
 
-    def client_with(self, conn: sa.Connection, app: Tenant, credentials: Credentials) -> Client:
-        """A client for an app's CRM with credentials that are not kept. For the caller alone, to be closed."""
-        self.database_clock.read(conn)
-        address = app.base_url or app.adapter.default_base_url
-        if address is None:
-            raise UnknownTenant(f"the app of {app.crm} has no base URL; give it one with `turnlock app set`")
-        return self._made(app.adapter, address, credentials, None)
-
-    def _made(self, adapter: Adapter, address: str, credentials: Credentials, gate: TenantGate | None) -> Client:
+    def client_with(
+        self, adapter: Adapter, address: str, credentials: Credentials, gate: TenantGate | None = None
+    ) -> Client:
+        """A client with credentials that are not kept, for the caller alone, to be closed."""
         return Client(
             address,
             adapter.headers(credentials),

@@ -57,12 +57,7 @@ class Unit:
     """
 
     def __init__(
-        self,
-        runtime: Runtime,
-        tenant: Tenant,
-        lease: UUID,
-        items: Sequence[Item],
-        conn: sa.Connection,
+        self, runtime: Runtime, tenant: Tenant, lease: UUID, items: Sequence[Item], conn: sa.Connection
     ) -> None:
         self._runtime = runtime
         self._tenant_id = tenant.tenant_id
@@ -113,7 +108,8 @@ class Unit:
             )
         if opened:
             _, self._now = opened
-        self.items = [replace(item, unstored=None) for item in self.items]
+        if any(item.unstored is not None for item in self.items):
+            self.items = [replace(item, unstored=None) for item in self.items]
         if self._row.version != planned.row.version:
             raise store.ConfigurationChanged
         at = runtime.clock(self._now)

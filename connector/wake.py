@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
@@ -71,7 +70,7 @@ class Notifier:
         self._lock = threading.Lock()
         self._told: dict[UUID | None, dict[str, None]] = {}
         self._wanted = threading.Event()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
         self._thread.start()
 
@@ -83,7 +82,7 @@ class Notifier:
 
     def stop(self) -> None:
         """End the thread after what is wanted now was sent."""
-        self._stopping = True
+        self._stopping.set()
         self._wanted.set()
         self._thread.join(5.0)
 
@@ -98,9 +97,9 @@ class Notifier:
                     fly_alone(self._engine, [_NOTIFY(work=_message(*one)) for one in told.items()])
             except SQLAlchemyError:
                 pass  # the workers look by themselves twice a second
-            if self._stopping:
+            if self._stopping.is_set():
                 return
-            time.sleep(_PACE)
+            self._stopping.wait(_PACE)
 
 
 def _message(tenant_id: UUID | None, kinds: Iterable[str]) -> str:

@@ -365,8 +365,8 @@ class Worker:
             if item.leased:
                 self._leased.put((tenant_id, lease, item.outbox_id, born.get(item.outbox_id), now))
                 self._board.call(OWNERS)
-        if len(ordered) == 1:
-            give_way()
+                if len(ordered) == 1:
+                    give_way()
         if any(not item.leased for item in ordered):
             self._board.post(OWNERS, tenant_id)
 

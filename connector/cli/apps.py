@@ -8,8 +8,8 @@ import click
 
 from connector.cli import secrets
 from connector.cli.output import print_json, say
-from connector.cli.support import json_option, session, tenant_argument, tenant_session
-from connector.cli.tenants import _address, _pairs
+from connector.cli.support import json_option, param_option, session, tenant_argument, tenant_session
+from connector.cli.tenants import _address
 
 
 @click.group()
@@ -23,14 +23,8 @@ def app() -> None:
 @app.command("set")
 @click.argument("crm")
 @click.option("--base-url", callback=_address, help="Another address of the CRM's API than its own (a sandbox).")
-@click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="client_id, pkce.")
-@click.option(
-    "--secret",
-    "named",
-    multiple=True,
-    metavar="NAME[=@FILE]",
-    help="A secret: from FILE, from TURNLOCK_SECRET_<NAME>, or asked for.",
-)
+@param_option("client_id, pkce.")
+@secrets.option("A secret.")
 @json_option
 def app_set(crm: str, base_url: str | None, params: dict[str, str], named: tuple[str, ...], as_json: bool) -> None:
     """Register your app of CRM here, or change what is known of it. Nothing is changed in the CRM.
@@ -55,14 +49,8 @@ def app_set(crm: str, base_url: str | None, params: dict[str, str], named: tuple
 
 @app.command("install")
 @click.argument("crm")
-@click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="HubSpot: app_id.")
-@click.option(
-    "--secret",
-    "named",
-    multiple=True,
-    metavar="NAME[=@FILE]",
-    help="HubSpot: developer_key. From FILE, from TURNLOCK_SECRET_<NAME>, or asked for. It is not kept.",
-)
+@param_option("HubSpot: app_id.")
+@secrets.option("HubSpot: developer_key, which is not kept.")
 @click.option("--replace", is_flag=True, help="Also where the app posts to another address now.")
 @json_option
 def app_install(crm: str, params: dict[str, str], named: tuple[str, ...], replace: bool, as_json: bool) -> None:

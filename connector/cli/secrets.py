@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+def option(about: str) -> Callable[[F], F]:
+    """``--secret``, any number of them, as `named`: for :func:`gather`."""
+    text = f"{about} From FILE, from TURNLOCK_SECRET_<NAME>, or asked for."
+    return click.option("--secret", "named", multiple=True, metavar="NAME[=@FILE]", help=text)
 
 
 def variable(name: str) -> str:

@@ -41,6 +41,21 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(command)
 
 
+def param_option(about: str) -> Callable[[F], F]:
+    """``--param``, any number of them, as a dict `params`."""
+    return click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help=about)
+
+
+def _pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            raise click.BadParameter("write NAME=VALUE")
+        pairs[key] = text
+    return pairs
+
+
 def tenant_argument(command: F) -> F:
     """``TENANT``, the name of an account."""
     return click.argument("tenant")(command)

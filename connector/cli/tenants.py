@@ -11,7 +11,7 @@ import click
 from connector.cli import secrets
 from connector.cli.output import agent as named
 from connector.cli.output import print_json, say, table, yes
-from connector.cli.support import json_option, session, tenant_argument, tenant_session
+from connector.cli.support import json_option, param_option, session, tenant_argument, tenant_session
 
 
 @click.group()
@@ -26,16 +26,6 @@ def _name(_: click.Context, __: click.Parameter, value: str) -> str:
     if not value.strip() or value != value.strip() or len(value) > 100 or not value.isprintable() or value[0] == "-":
         raise click.BadParameter("write a name of 1 to 100 characters, without blanks around it or a leading dash")
     return value
-
-
-def _pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for value in values:
-        key, equals, text = value.partition("=")
-        if not equals or not key:
-            raise click.BadParameter("write NAME=VALUE")
-        pairs[key] = text
-    return pairs
 
 
 def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
@@ -60,14 +50,8 @@ def _parameters(crm: str) -> list[dict[str, Any]]:
 @click.argument("name", callback=_name)
 @click.option("--crm", required=True, help="Which CRM, by the name of its adapter, such as followupboss or generic.")
 @click.option("--base-url", callback=_address, help="The CRM's address, where it has none of its own.")
-@click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="A plain parameter.")
-@click.option(
-    "--secret",
-    "named",
-    multiple=True,
-    metavar="NAME[=@FILE]",
-    help="A secret: from FILE, from TURNLOCK_SECRET_<NAME>, or asked for.",
-)
+@param_option("A plain parameter.")
+@secrets.option("A secret.")
 @click.option("--oauth", "by_oauth", is_flag=True, help="Access is granted to the app of this CRM: `turnlock connect`.")
 @json_option
 def tenant_add(
@@ -134,7 +118,7 @@ def tenant_list(removed: bool, as_json: bool) -> None:
 @tenant.command("set")
 @click.argument("name")
 @click.option("--base-url", callback=_address, help="The new address of the CRM, of the same account.")
-@click.option("--param", "params", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="Empty: the default.")
+@param_option("Empty: the default.")
 @json_option
 def tenant_set(name: str, base_url: str | None, params: dict[str, str], as_json: bool) -> None:
     """Change plain parameters of a tenant, or where its CRM is. Secrets are set with `turnlock tenant secret`.

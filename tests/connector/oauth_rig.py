@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 
+from adapters.client import Client
+from adapters.oauth import StaleToken
 from connector import apps, oauth, tenants
+from connector.runtime import Runtime, Tenant
 from connector.sandbox import hubspot
 from tests.rig import ABC, Reply, Rig, http_send
 
@@ -26,6 +31,24 @@ def browse(url: str, cookie: str | None = None) -> Reply:
         return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
     finally:
         connection.close()
+
+
+def ask_at_once(runtime: Runtime, tenant: Tenant, threads: int) -> list[Client]:
+    """The clients that so many threads of two processes get who ask at once, each again while others renew."""
+    both = (runtime, Runtime(runtime.settings, runtime.engine))
+    start = threading.Barrier(threads)
+
+    def ask(of: Runtime) -> Client:
+        start.wait(10)
+        while True:
+            try:
+                return oauth.client(of, tenant)
+            except StaleToken as error:
+                threading.Event().wait((error.retry_after or 0.1) / 10)
+
+    with ThreadPoolExecutor(threads) as pool:
+        asked = [pool.submit(ask, both[n % 2]) for n in range(threads)]
+        return [one.result(20) for one in asked]
 
 
 class AppRig(Rig):

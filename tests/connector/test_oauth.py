@@ -19,7 +19,7 @@ from connector.errors import TurnlockError
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox
 from connector.vault import Vault
-from tests.connector.oauth_rig import AppRig, browse
+from tests.connector.oauth_rig import AppRig, ask_at_once, browse
 from tests.rig import ANA, BEN, CY, captured_logs, until
 
 
@@ -241,24 +241,7 @@ def test_without_the_claim_two_workers_would_renew_twice(
 def test_many_threads_of_two_processes_renew_once(live: AppRig, runtime: Runtime) -> None:
     live.connect()
     live.stale()
-    both = (runtime, Runtime(runtime.settings, runtime.engine))
-    start, got = threading.Barrier(12), []
-
-    def ask(of: Runtime) -> None:
-        start.wait(10)
-        while True:
-            try:
-                got.append(oauth.client(of, live.tenant))
-                return
-            except StaleToken as error:
-                threading.Event().wait((error.retry_after or 0.1) / 10)
-
-    threads = [threading.Thread(target=ask, args=(both[n % 2],)) for n in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert len(got) == 12
+    assert len(ask_at_once(runtime, live.tenant, 12)) == 12
     assert len(live.tokens()) == 2
 
 

@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from adapters.budget import Lane
 from adapters.client import Client, CrmError
-from adapters.oauth import DeadGrant, NotConnected, StaleToken
+from adapters.oauth import DeadGrant, NotConnected
 from adapters.salesforce_reading import ACK, id18
 from connector import apps, daily, oauth, tenants, testing
 from connector.chores import sweep
@@ -33,7 +33,7 @@ from tests.adapters.kit import NOW, AgentRow, LeadRow, kit
 from tests.adapters.kit_salesforce import ACCOUNT, USER, FakeSalesforce, error
 from tests.adapters.loopback import Received, Reply, Server
 from tests.adapters.test_conformance_live import Live
-from tests.connector.oauth_rig import browse
+from tests.connector.oauth_rig import ask_at_once, browse
 from tests.rig import Reply as Answer
 from tests.rig import Rig, http_send, until
 
@@ -175,9 +175,12 @@ def is_ack(answer: Answer) -> bool:
     )  # fmt: skip
 
 
+APP = {"parameters": {"client_id": "3MVG9.canary"}, "secret_values": {"client_secret": "canary-app-secret"}}
+
+
 @pytest.fixture
-def fresh(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sales]:
-    """Added, not connected; the web server runs."""
+def house(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sales]:
+    """No tenant yet; the web server runs."""
     # The fake knows one instant.
     monkeypatch.setattr(
         "connector.runtime.Client", lambda *given, now, **named: Client(*given, now=lambda: NOW, **named)
@@ -187,14 +190,15 @@ def fresh(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sales]:
         made = Sales(runtime, login, api)
         stack.callback(made.stop)
         made.start_web()
-        apps.set_app(
-            runtime,
-            "salesforce",
-            parameters={"client_id": "3MVG9.canary"},
-            secret_values={"client_secret": "canary-app-secret"},
-        )
-        made.add()
         yield made
+
+
+@pytest.fixture
+def fresh(house: Sales) -> Sales:
+    """Added, not connected."""
+    apps.set_app(house.runtime, "salesforce", **APP)
+    house.add()
+    return house
 
 
 @pytest.fixture
@@ -604,22 +608,11 @@ def test_an_account_is_connected_once_and_removed_though_salesforce_is_away(live
 # -- an app of the account's own: no consent, no refresh token ---------------------------------------------------------
 
 
-OWN_APP = {"parameters": {"client_id": "3MVG9.canary"}, "secret_values": {"client_secret": "canary-app-secret"}}
-
-
 @pytest.fixture
-def own(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sales]:
-    """A tenant with an app of its own, added and no more; the web server runs."""
-    monkeypatch.setattr(
-        "connector.runtime.Client", lambda *given, now, **named: Client(*given, now=lambda: NOW, **named)
-    )
-    with ExitStack() as stack:
-        login, api = (stack.enter_context(Server(lambda _: Reply(500)).running()) for _ in range(2))
-        made = Sales(runtime, login, api)
-        stack.callback(made.stop)
-        made.start_web()
-        made.add(**OWN_APP)
-        yield made
+def own(house: Sales) -> Sales:
+    """A tenant with an app of its own, added and no more."""
+    house.add(**APP)
+    return house
 
 
 def test_an_app_of_the_account_itself_needs_nobodys_consent(own: Sales) -> None:
@@ -646,23 +639,7 @@ def test_an_app_of_the_account_itself_needs_nobodys_consent(own: Sales) -> None:
 
 
 def test_many_who_want_the_first_token_ask_for_it_once(own: Sales) -> None:
-    both = (own.runtime, Runtime(own.runtime.settings, own.runtime.engine))
-    start, got = threading.Barrier(8), []
-
-    def ask(of: Runtime) -> None:
-        start.wait(10)
-        while True:
-            try:
-                got.append(oauth.client(of, own.tenant).credentials.secrets["access_token"])
-                return
-            except StaleToken as error:
-                threading.Event().wait((error.retry_after or 0.1) / 10)
-
-    threads = [threading.Thread(target=ask, args=(both[n % 2],)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    got = [client.credentials.secrets["access_token"] for client in ask_at_once(own.runtime, own.tenant, 8)]
     assert got == ["canary-session-1"] * 8
     assert len(own.login.asked) == 1
 
@@ -697,7 +674,7 @@ def test_a_wrong_secret_of_an_app_is_corrected_and_problems_are_told_at_once(own
         ({"parameters": {"client_id": "x"}, "secret_values": {"access_token": "t"}},
          ["client_secret: missing", "access_token: the app is given one"]),
         ({"parameters": {}, "secret_values": {"client_secret": "x"}}, ["client_id: missing"]),
-        ({**OWN_APP, "by_oauth": True}, ["no app is registered", "client_id: the app", "client_secret: the app"]),
+        ({**APP, "by_oauth": True}, ["no app is registered", "client_id: the app", "client_secret: the app"]),
         ({"parameters": {}, "secret_values": {}}, ["access_token: missing"]),
     ):  # fmt: skip
         with pytest.raises(TurnlockError) as caught:

@@ -10,14 +10,16 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 from sqlalchemy.exc import DBAPIError
 
 from adapters import base
 from adapters.base import EventKind
-from connector import storing, tenants
+from connector import busy, inbox, storing, tenants
 from connector.accept import store_delivery
-from connector.database import unit
+from connector.database import at_rest, new_id, unit
 from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS, Notifier, heard
+from routing.flight import fly
 from routing.model import Lead
 from tests.rig import Rig, until
 
@@ -208,3 +210,47 @@ def test_a_worker_elsewhere_hears_whose_work_it_is(kinds: tuple[str, ...], quiet
 @pytest.mark.parametrize("message", ["", "x", "events", f"{'0' * 31}g,events"])
 def test_a_message_of_another_version_means_any_work_of_anybody(message: str) -> None:
     assert heard(message) == (None, KINDS)
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_another_claimed_between_the_look_and_the_claim_stays_theirs(quiet: Rig) -> None:
+    """A look sees the events as they were when it began, and its locks do not tell it of those who were quicker."""
+    store(quiet, "one")
+    tenant_id, mine, theirs = quiet.tenant.tenant_id, new_id(), new_id()
+    claim = inbox.claim_events.of(tenant_id, mine)
+    with at_rest(quiet.runtime.engine) as conn:
+        seen = fly(conn, next(claim))
+        assert [len(rows) for rows in seen] == [1]
+        with unit(quiet.runtime.engine) as (other, _):
+            assert len(inbox.claim_events(other, tenant_id, theirs)) == 1
+        with pytest.raises(StopIteration) as claimed:
+            claim.send(fly(conn, claim.send(seen)))
+    assert claimed.value.value == []
+    assert quiet.events()[0].lease == theirs
+
+
+def test_who_would_claim_waits_for_the_unit_at_work_but_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    units, tenant_id, other = busy.Units(), new_id(), new_id()
+    monkeypatch.setattr(busy, "_AT_WORK", 60.0)
+    with ThreadPoolExecutor(1) as pool:
+        with units.at_work(other), units.at_work(tenant_id):
+            waits = pool.submit(units.wait, tenant_id)
+            with pytest.raises(TimeoutError):
+                waits.result(0.05)
+        assert waits.result(10) is None
+    monkeypatch.setattr(busy, "_AT_WORK", 0.01)
+    with units.at_work(tenant_id):
+        units.wait(other)
+        units.wait(tenant_id)  # a unit that waits for a row must not keep the other queues waiting
+
+
+def test_what_a_connection_left_open_is_rolled_back_before_the_next_has_it(quiet: Rig) -> None:
+    held = quiet.runtime.engine.raw_connection()
+    driver: Any = held.driver_connection
+    driver.execute("BEGIN")
+    driver.execute("UPDATE tenants SET name = 'changed'")
+    held.close()
+    assert driver.info.transaction_status == TransactionStatus.IDLE
+    assert quiet.one("SELECT name FROM tenants WHERE tenant_id = :t") == quiet.tenant.name

@@ -547,6 +547,22 @@ def test_a_worker_that_stops_in_order_leaves_nothing_leased(make_rig: Callable[.
     assert sorted(str(owner) for _, owner in rig.sandbox.owners()) == [ANA, BEN, CY]
 
 
+def test_sending_that_is_stopped_while_the_crm_is_read_stops_the_write(rig: Rig) -> None:
+    rig.wait_chores()
+    rig.sandbox.fault("hold", method="GET", path="/people", skip=1, times=1)  # the decider's reading, then the sender's
+    ref = rig.create()
+    assert rig.sandbox.wait_held()
+    set_sending(rig.runtime, rig.tenant, False)
+    read_at = time.monotonic()
+    until(lambda: time.monotonic() - read_at > writeback._JUST_NOW)  # as long as a reading takes
+    rig.sandbox.release()
+    until(lambda: rig.one("SELECT count(*) FROM outbox WHERE tenant_id = :t AND leased_until IS NULL") == 1)
+    assert (rig.owner(ref), rig.owner_writes()) == (None, [])
+    set_sending(rig.runtime, rig.tenant, True)
+    assert rig.wait_owner(ref) == ANA
+    rig.audit()
+
+
 # -- notes --------------------------------------------------------------------------------------------------------
 
 
