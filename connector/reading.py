@@ -25,7 +25,7 @@ from connector.database import at_once, at_rest, new_id, opening, pipelined, uni
 from connector.runtime import Runtime, Tenant
 from routing import tables as t
 from routing.facts import Identities, identities, lead_from_json, lead_to_json, rule_digest
-from routing.flight import COMMIT, Ask, Asking, Statement, question, together
+from routing.flight import COMMIT, Ask, Asking, Statement, listed, question, together
 from routing.model import Flag, Lead, Role
 from routing.stages import Mode
 from routing.store import TenantRow
@@ -107,9 +107,7 @@ def _known(settling: bool, modes: bool) -> Statement:
     owner = t.lead_roles.alias("owner")
     o = owner.c
     stands = sa.exists().where(s.tenant_id == c.tenant_id, s.lead_id == c.lead_id)
-    asked = (
-        sa.func.unnest(sa.bindparam("refs", type_=sa.ARRAY(sa.Text))).table_valued("ref").render_derived(name="asked")
-    )
+    asked = listed("refs", sa.Text()).table_valued("ref").render_derived(name="asked")
     tenant_id = sa.bindparam("tenant", type_=sa.Uuid)
     # One by one, by their keys: see `routing.kin`.
     found = sa.select(r.lead_id).where(r.tenant_id == tenant_id, r.ref == asked.c.ref).limit(1).lateral()

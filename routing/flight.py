@@ -174,6 +174,16 @@ def exactly(done: Any) -> sa.Select[Any]:
     return sa.select(1 / sa.case((right, 1), else_=0)).select_from(changed)
 
 
+def listed(name: str, kind: sa.types.TypeEngine[Any]) -> sa.Function[Any]:
+    """The elements of the array that is given as `name`, however many: the statement is planned once for all lengths.
+
+    Where the planner sees the array itself, its plan for the one element of a lone lead always promises to cost less
+    than the plan that it keeps, and so it makes a new one each time: up to 0.2 ms. What a SELECT gives it cannot see.
+    Source: https://www.postgresql.org/docs/current/sql-prepare.html, on custom and generic plans.
+    """
+    return sa.func.unnest(sa.select(sa.bindparam(name, type_=sa.ARRAY(kind))).scalar_subquery())
+
+
 BEGIN, COMMIT = Statement(sa.text("BEGIN"))(), Statement(sa.text("COMMIT"))()
 
 

@@ -13,7 +13,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from routing import tables as t
-from routing.flight import Asking, Statement, question
+from routing.flight import Asking, Statement, listed, question
 from routing.model import Agent, Flag, Role
 
 
@@ -91,8 +91,7 @@ def _owning() -> Statement:
     """Look-ups one by one, whatever the planner thinks of the tables: a plan made while they were small, and kept with
     the connection, would read all of them for each unit until somebody counts them anew."""
     li, s = t.lead_identities.c, t.lead_roles.c
-    given = sa.func.unnest(sa.bindparam("digests", type_=sa.ARRAY(sa.LargeBinary))).table_valued("digest")
-    asked = given.render_derived(name="asked")
+    asked = listed("digests", sa.LargeBinary()).table_valued("digest").render_derived(name="asked")
     known = (
         sa.select(li.digest, li.lead_id)
         .where(li.tenant_id == _TENANT, li.digest == asked.c.digest)

@@ -1,13 +1,15 @@
-"""A lead that comes alone is stored in the flight that opens its unit, in a transaction of its own."""
+"""A lead that comes alone: stored in the flight that opens its unit, and no statement on its way is planned anew."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from connector.database import new_id
+from connector.database import at_rest, new_id
 from connector.decide import Decider
 from routing.flight import Asking
 from tests.locks import queue_held, waiting_for_locks
@@ -47,3 +49,25 @@ def test_a_lead_that_another_worker_stored_in_between_goes_on_under_its_id(
     assert rig.turns() == [ANA]
     assert rig.one("SELECT count(*) FROM leads WHERE tenant_id = :t") == 1
     rig.audit()
+
+
+# PostgreSQL plans the first five uses by their values, whatever it decides then.
+_PLANNED_ANEW = sa.text("SELECT statement, custom_plans FROM pg_prepared_statements WHERE custom_plans > 5")
+
+
+@pytest.mark.parametrize("crm", ["followupboss", "bottlecrm"])
+def test_what_a_lone_lead_asks_is_planned_once(make_rig: Callable[..., Rig], crm: str) -> None:
+    rig = make_rig(crm)
+    for _ in range(20):
+        rig.assign()
+    rig.settle()
+    rig.stop_worker()
+    with ExitStack() as stack:
+        pool = rig.runtime.engine.pool
+        assert isinstance(pool, sa.pool.QueuePool)
+        # All of them at once, or the one that came back last would be looked at again and again.
+        kept = [stack.enter_context(at_rest(rig.runtime.engine)) for _ in range(pool.checkedin())]
+        anew = {row.statement: row.custom_plans for conn in kept for row in conn.execute(_PLANNED_ANEW)}
+        used = sum(conn.execute(sa.text("SELECT count(*) FROM pg_prepared_statements")).scalar_one() for conn in kept)
+    assert used > 20
+    assert anew == {}
