@@ -13,8 +13,8 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from flask import Blueprint, Response, current_app, request
 from sqlalchemy.exc import SQLAlchemyError
+from werkzeug.wrappers import Request, Response
 
 from adapters.base import HOOK_TOPIC, Adapter, Event, EventKind, Rejected, Unreadable, WebhookRequest
 from connector import log, refused
@@ -33,7 +33,6 @@ from routing.tables import tenants
 MAX_BODY = 1024 * 1024
 _KEPT_HEADERS = ("content-type", "user-agent", "webhook-id", "webhook-timestamp", HOOK_TOPIC)
 
-blueprint = Blueprint("hooks", __name__)
 _log = log.get("accept")
 
 
@@ -46,7 +45,7 @@ class TooLarge(Exception):
     """The body is over :data:`MAX_BODY`."""
 
 
-def _raw_body() -> bytes:
+def _raw_body(request: Request) -> bytes:
     """The body as sent, once. A chunked body over the limit is an error here, where Werkzeug would cut it short."""
     declared = request.content_length
     if declared is not None and declared > MAX_BODY:
@@ -109,14 +108,10 @@ def _hook(runtime: Runtime, token: str, *, fresh: bool = False) -> _Hook | None:
     return found
 
 
-@blueprint.post("/hooks/<token>")
-@blueprint.post("/hooks/<token>/<topic>")
-def receive(token: str, topic: str | None = None) -> Response:
+def receive(runtime: Runtime, request: Request, token: str, topic: str | None) -> Response:
     """One delivery of a CRM. Where its body does not say what it tells of, the address has a `topic`."""
-    runtime: Runtime = current_app.extensions["turnlock"]
     try:
-        body = _raw_body()
-        return _receive(runtime, token, topic, body)
+        return _receive(runtime, request, token, topic)
     except TooLarge:
         return _plain(413, f"The body is over {MAX_BODY} bytes.")
     except (SQLAlchemyError, OSError) as error:
@@ -131,7 +126,8 @@ def _plain(status: int, text: str, headers: dict[str, str] | None = None) -> Res
     return Response(text, status=status, content_type="text/plain", headers=headers)
 
 
-def _receive(runtime: Runtime, token: str, topic: str | None, body: bytes) -> Response:
+def _receive(runtime: Runtime, request: Request, token: str, topic: str | None) -> Response:
+    body = _raw_body(request)
     hook = _hook(runtime, token)
     if hook is None:
         return _plain(404, "No such hook.")

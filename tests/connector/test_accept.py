@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from psycopg import sql
 
 from adapters.base import Capability
-from connector import tenants
+from connector import accept, tenants
 from connector.accept import MAX_BODY
 from connector.app import create_app
 from connector.chores import sweep
@@ -166,6 +166,38 @@ def test_what_a_crm_says_that_it_takes_makes_no_difference(hooked: Rig) -> None:
     }
     assert hooked.post(body, hooked.signed(body) | odd).status == 200
     assert len(hooked.events()) == 1
+
+
+def test_a_fault_of_ours_promises_nothing(hooked: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: object, **__: object) -> int:
+        raise LookupError("nobody foresaw this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(accept, "store_delivery", fault)
+        body = hooked.delivery("1")
+        answer = hooked.post(body, hooked.signed(body))
+    assert (answer.status, answer.headers["retry-after"]) == (503, "60")
+    assert b"foresaw" not in answer.body
+    assert hooked.post(body, hooked.signed(body)).status == 200
+    assert len(hooked.events()) == 1
+
+
+def test_no_answer_of_ours_is_kept_or_run_by_anybody(hooked: Rig) -> None:
+    base, body = hooked.hook_url.rpartition("/hooks/")[0], hooked.delivery("1")
+    answers = [
+        hooked.post(body, hooked.signed(body)),
+        hooked.post(body, {}),
+        http_send(hooked.hook_url, body, {}, "PUT"),
+        http_send(f"{base}/hooks/nobody", body, {}),
+        http_send(f"{base}/hooks/", body, {}),
+        http_send(f"{base}/readyz", b"", {}, "GET"),
+    ]
+    assert [answer.status for answer in answers] == [200, 401, 405, 404, 404, 200]
+    for answer in answers:
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+    assert {answer.headers["content-security-policy"] for answer in answers[:4]} == {"default-src 'none'"}
 
 
 # -- how much ---------------------------------------------------------------------------------------------------
