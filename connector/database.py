@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from uuid_utils.compat import uuid7
 
 from connector.errors import SettingsError
-from routing.flight import BEGIN, Aside, Ask, Asking, Statement, fly_alone, question, together
+from routing.flight import BEGIN, Aside, Ask, Asking, Rows, Statement, fly_alone, question, together
 
 # A row lock that takes longer than this is held by a stuck session, not by a busy queue: give up, try again later.
 LOCK_TIMEOUT = "2s"
@@ -111,10 +111,12 @@ def at_once(
     *,
     repeat: bool = True,
     aside: Aside[Any] | None = None,
+    early: Callable[[Sequence[Any]], None] | None = None,
 ) -> Sequence[Any]:
     """Run one idempotent statement as a transaction of its own, in one round trip; gives its rows.
 
-    `aside` is asked in it as well, behind the statement.
+    `aside` is asked in it as well, behind the statement. `early` is called with the rows, and the aside answered, while
+    they are being committed (see :func:`routing.flight.fly_alone`); not together with `repeat`.
 
     A connection that turns out to be lost is replaced and the statement repeated once: it may have been carried out,
     which is why it must be idempotent; without `repeat` the caller looks after that. Raises
@@ -124,15 +126,19 @@ def at_once(
     if engine.get_execution_options().get("turnlock_pooled"):
         first = [_time_outs(LOCK_TIMEOUT)]  # a pooler's connection has no settings of ours
     asks = [*first, statement(**values), *(aside.asks if aside is not None else ())]
+
+    def rows(found: Sequence[Rows]) -> Sequence[Any]:
+        if aside is not None:
+            aside.heard(found[len(first) + 1 :])
+        return found[len(first)]
+
     try:
-        found = fly_alone(engine, asks)
+        found = fly_alone(engine, asks, (lambda found: early(rows(found))) if early is not None else None)
     except DBAPIError as error:
         if not (repeat and error.connection_invalidated):
             raise
         found = fly_alone(engine, asks)
-    if aside is not None:
-        aside.heard(found[len(first) + 1 :])
-    return found[len(first)]
+    return rows(found)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -27,6 +27,7 @@ from connector.lanes import Planned, lanes
 from connector.reading import Events, Item, Known, Unstored, keep, known_now, read_events
 from connector.runtime import Runtime, Tenant
 from connector.splitting import split
+from connector.storing import Kept
 from connector.units import BEHIND, Unit
 from connector.work import LostLease
 from routing import saving, store
@@ -77,6 +78,10 @@ def first_questions(runtime: Runtime, tenant_id: UUID, refs: Collection[str]) ->
     return Aside(asking()) if runtime.knows_schema else None
 
 
+class NotKept(Exception):
+    """What a decider was handed while it was being committed is lost: whoever sent it sends it again."""
+
+
 #: Hands writes that were born leased to the senders of this process, with what :func:`connector.jobs.look` gave.
 Send = Callable[[UUID, UUID, Sequence[saving.Ordered], Mapping[UUID, sa.Row[Any]]], None]
 
@@ -114,14 +119,27 @@ class Decider:
         self.more = self.more or full or any(row.claims > 1 for row in rows)
         return len(rows)
 
-    def decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]], found: Found | None = None) -> None:
+    def decide(
+        self,
+        tenant_id: UUID,
+        lease: UUID,
+        rows: Sequence[sa.Row[Any]],
+        found: Found | None = None,
+        kept: Kept | None = None,
+    ) -> None:
         """See events through that are leased already; `found` is the answer to :func:`first_questions`, if there is.
 
-        Outages of the database raise.
+        With `kept` they are still being committed, and nothing is written until they are. Outages of the database
+        raise.
         """
         self.more = False
-        with self._given_back(tenant_id, lease):
-            self._decide(tenant_id, lease, rows, found)
+
+        def sure() -> None:
+            if kept is not None and not kept.wait():
+                raise NotKept
+
+        with self._given_back(tenant_id, lease), suppress(NotKept):
+            self._decide(tenant_id, lease, rows, found, sure)
 
     @contextmanager
     def _given_back(self, tenant_id: UUID, lease: UUID) -> Iterator[None]:
@@ -140,13 +158,22 @@ class Decider:
             self._runtime.abandoned.note(error, give_back)
             raise
 
-    def _decide(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]], found: Found | None = None) -> None:
+    def _decide(
+        self,
+        tenant_id: UUID,
+        lease: UUID,
+        rows: Sequence[sa.Row[Any]],
+        found: Found | None = None,
+        sure: Callable[[], None] = lambda: None,
+    ) -> None:
         if found is None:
             refs = {row.ref for row in rows if row.ref is not None and row.kind != EventKind.INQUIRY}
             with at_rest(self._runtime.engine) as conn:
                 found = _found(together(conn, *_first(self._runtime, conn, tenant_id, refs)))
         tenant, left, configured, known = found.tenant, found.wait, found.configured, found.known
         wait, probe = 0.0, None
+        if left is not None or tenant.is_app:
+            sure()
         if left is not None:
             with at_rest(self._runtime.engine) as conn:
                 wait, probe = breaker.admitted(conn, tenant_id, lease, left)
@@ -158,8 +185,10 @@ class Decider:
             if tenant.is_app:
                 split(self._runtime, tenant, lease, rows)
             else:
-                self._see_through(tenant, configured, lease, rows, known)
+                self._see_through(tenant, configured, lease, rows, known, sure)
             passed = True
+        except NotKept:
+            raise
         except CrmError as error:
             self._crm_failed(tenant, lease, rows, error)
         except SQLAlchemyError as error:
@@ -176,10 +205,19 @@ class Decider:
                     breaker.end_probe(conn, tenant_id, probe)
 
     def _see_through(
-        self, tenant: Tenant, configured: store.TenantRow, lease: UUID, rows: Events, known: Mapping[str, Known]
+        self,
+        tenant: Tenant,
+        configured: store.TenantRow,
+        lease: UUID,
+        rows: Events,
+        known: Mapping[str, Known],
+        sure: Callable[[], None],
     ) -> None:
-        client = oauth.client(self._runtime, tenant)
-        read = read_events(self._runtime, tenant, configured, client, rows, known)
+        try:
+            client = oauth.client(self._runtime, tenant)
+            read = read_events(self._runtime, tenant, configured, client, rows, known, sure)
+        finally:
+            sure()  # whatever became of it is written next
         for row, lead_id in read.missing:
             self._missing(tenant, lease, row, lead_id)
         for row, reason in read.refused:

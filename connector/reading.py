@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -158,10 +158,17 @@ def known_now(
 
 
 def read_events(
-    runtime: Runtime, tenant: Tenant, configured: TenantRow, client: Client, rows: Events, known: Mapping[str, Known]
+    runtime: Runtime,
+    tenant: Tenant,
+    configured: TenantRow,
+    client: Client,
+    rows: Events,
+    known: Mapping[str, Known],
+    sure: Callable[[], None],
 ) -> Read:
     """Read the leads behind `rows`; `known` is what :func:`known_now` found of them.
 
+    `sure` waits until the rows themselves are committed, and is called before anything is written.
     Raises :class:`CrmError` when the CRM as a whole cannot be read now.
     """
     adapter, ends = tenant.adapter, time.monotonic() + READ_FOR
@@ -213,7 +220,7 @@ def read_events(
             break
     # A lead that comes alone pays no round trip for being stored; one that settles waits in its row.
     alone = len(rows) == 1 and not (adapter.settle or runtime.plan(None, configured).settle)
-    ids, unstored = _remember(runtime, tenant, leads, known, alone=alone)
+    ids, unstored = _remember(runtime, tenant, leads, known, sure, alone=alone)
     items = []
     for row in rows:
         ref = refs.get(row.event_id)
@@ -319,22 +326,29 @@ def storing(conn: sa.Connection, items: Sequence[Item]) -> Asking[None]:
 def keep(runtime: Runtime, tenant: Tenant, items: Sequence[Item]) -> list[Item]:
     """Make sure that these are stored after :class:`Unstored`, under whichever id that was. Commits."""
     leads = {item.lead.ref: item.lead for item in items if item.unstored is not None}
-    ids, _ = _remember(runtime, tenant, leads, {}, alone=False)
+    ids, _ = _remember(runtime, tenant, leads, {}, lambda: None, alone=False)
     return [
         item if item.unstored is None else replace(item, lead_id=ids[item.lead.ref], unstored=None) for item in items
     ]
 
 
 def _remember(
-    runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead], known: Mapping[str, Known], *, alone: bool
+    runtime: Runtime,
+    tenant: Tenant,
+    leads: Mapping[str, Lead],
+    known: Mapping[str, Known],
+    sure: Callable[[], None],
+    *,
+    alone: bool,
 ) -> tuple[dict[str, UUID], Ask | None]:
-    """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits.
+    """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits, once it is sure.
 
     But one that is `alone` and was never seen before is left to :func:`storing`: what does it then is given as well.
     """
     if alone and all(ref not in known and lead.ref == ref and not lead.former_refs for ref, lead in leads.items()):
         made = {ref: new_id() for ref in leads}
         return made, _FRESH(**_fresh(tenant, leads, made)) if made else None
+    sure()
     ids = {ref: known[ref].lead_id for ref in leads if ref in known}
     ids |= _rekeyed(runtime, tenant.tenant_id, {ref: lead for ref, lead in leads.items() if ref not in known})
     fresh = {ref: lead for ref, lead in leads.items() if ref not in ids}

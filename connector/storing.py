@@ -98,8 +98,32 @@ class Deciders(Protocol):
     def asking(self, tenant_id: UUID, refs: Collection[str]) -> Aside[Any] | None:
         """What is asked first about the leads of these refs, to go along with the storing; None: later, by itself."""
 
-    def hand(self, tenant_id: UUID, lease: UUID, rows: Rows, found: Any) -> None:
-        """What was stored under that lease, with the answer of :meth:`asking`; no rows when there was nothing new."""
+    def hand(self, tenant_id: UUID, lease: UUID, rows: Rows, found: Any, kept: Kept) -> None:
+        """What was stored under that lease, with the answer of :meth:`asking`; no rows when there was nothing new.
+
+        `kept` says when, and whether, that is committed.
+        """
+
+    def handed(self) -> None:
+        """What was handed over is committed, or lost: whoever has it may go on."""
+
+
+class Kept:
+    """Whether what was handed over is committed, for whoever has it while that is still on its way."""
+
+    def __init__(self) -> None:
+        self._told = threading.Event()
+        self._kept = False
+
+    def tell(self, kept: bool) -> None:
+        """It is, or nobody knows of it and nobody may go on."""
+        self._kept = kept
+        self._told.set()
+
+    def wait(self) -> bool:
+        """Wait until that is known. Whoever stores tells, however its statement ends; time-outs of its own end it."""
+        self._told.wait()
+        return self._kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,23 +246,36 @@ class Storing:
             if any(row.state == "waiting" for row in rows):
                 self._wake(tenant_id, EVENTS)
             return rows
-        handed: list[sa.Row[Any]] = []
-        found: Any = None
+        kept, committed, handed = Kept(), False, False
+        aside: Aside[Any] | None = None
+
+        def hand(stored: Rows) -> None:
+            nonlocal handed
+            handed = True
+            waiting = [row for row in stored if row.state == "waiting"]
+            waiting.sort(key=lambda row: (row.delivery_id.bytes, row.ordinal))
+            deciders.hand(tenant_id, lease, waiting, aside.answer if aside is not None else None, kept)
+
+        stored: Rows = ()
         try:
             aside = deciders.asking(tenant_id, _refs(events))
-            rows = at_once(self._engine, STORE, values(tenant_id, given, lease), repeat=False, aside=aside)
-            found = aside.answer if aside is not None else None
-            handed = [row for row in rows if row.state == "waiting"]
+            # What comes alone is made ready for its decision while it is being committed.
+            early = hand if len(events) == 1 else None
+            news = values(tenant_id, given, lease)
+            stored = at_once(self._engine, STORE, news, repeat=False, aside=aside, early=early)
+            committed = True
         except DBAPIError as error:
             if not error.connection_invalidated:
                 raise
             self._doubtful.append((tenant_id, lease))
             self.clear_doubt()
-            rows = at_once(self._engine, STORE, values(tenant_id, given))
+            return at_once(self._engine, STORE, values(tenant_id, given))
         finally:
-            handed.sort(key=lambda row: (row.delivery_id.bytes, row.ordinal))
-            deciders.hand(tenant_id, lease, handed, found)
-        return rows
+            kept.tell(committed)
+            if not handed:
+                hand(stored)
+            deciders.handed()
+        return stored
 
     def clear_doubt(self) -> None:
         """Give back what was stored under a lease that no decider was told of. Raises what the database raises."""

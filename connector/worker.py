@@ -28,6 +28,7 @@ from connector.database import at_rest, is_outage, unit
 from connector.decide import Decider, Found, first_questions
 from connector.limits import lane
 from connector.runtime import Runtime
+from connector.storing import Kept
 from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS, give_way, heard
 from connector.writeback import Sender
 from routing.flight import Aside
@@ -157,7 +158,9 @@ class Worker:
             ((EVENTS,), _SENDING, (_CHORES,)),
         )
         self._leased: queue.SimpleQueue[tuple[UUID, UUID, UUID, sa.Row[Any] | None, float]] = queue.SimpleQueue()
-        self._handed: queue.SimpleQueue[tuple[UUID, UUID, Sequence[sa.Row[Any]], Found | None]] = queue.SimpleQueue()
+        self._handed: queue.SimpleQueue[tuple[UUID, UUID, Sequence[sa.Row[Any]], Found | None, Kept]] = (
+            queue.SimpleQueue()
+        )
         self._idle = 0
         self._idle_lock = threading.Lock()
         loops = [(f"decider-{n}", self._decide) for n in range(settings.deciders)]
@@ -197,10 +200,11 @@ class Worker:
     def _return_handed(self) -> None:
         while True:
             try:
-                tenant_id, lease, rows, _ = self._handed.get_nowait()
+                tenant_id, lease, rows, _, kept = self._handed.get_nowait()
             except queue.Empty:
                 return
             self._board.done(EVENTS, tenant_id, more=False)
+            kept.wait()
             try:
                 with unit(self._runtime.engine) as (conn, _):
                     ids = [row.event_id for row in rows]
@@ -253,16 +257,19 @@ class Worker:
         """What the decider would ask first of events about these leads, to go along with storing them."""
         return first_questions(self._runtime, tenant_id, refs)
 
-    def hand(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]], found: Found | None) -> None:
-        """What was reserved: events that are committed and leased. Nothing new after all: no rows."""
+    def hand(self, tenant_id: UUID, lease: UUID, rows: Sequence[sa.Row[Any]], found: Found | None, kept: Kept) -> None:
+        """What was reserved: events that are leased, committed or just being so. Nothing new after all: no rows."""
         if rows:
-            self._handed.put((tenant_id, lease, rows, found))
+            self._handed.put((tenant_id, lease, rows, found, kept))
             self._board.call(EVENTS)
-            give_way()
-            if self._stopping.is_set():  # since the lease was given: perhaps nobody looks any more
-                self._return_handed()
         else:
             self._board.done(EVENTS, tenant_id, more=False)
+
+    def handed(self) -> None:
+        """What was handed over is committed, or lost: its decider goes on first."""
+        give_way()
+        if self._stopping.is_set():  # since the lease was given: perhaps nobody looks any more
+            self._return_handed()
 
     # -- loops ----------------------------------------------------------------------------------------------
 
@@ -303,12 +310,12 @@ class Worker:
 
     def _decide_handed(self, decider: Decider) -> None:
         try:
-            tenant_id, lease, rows, found = self._handed.get_nowait()
+            tenant_id, lease, rows, found, kept = self._handed.get_nowait()
         except queue.Empty:
             return
         more = True
         try:
-            decider.decide(tenant_id, lease, rows, found)
+            decider.decide(tenant_id, lease, rows, found, kept)
             more = decider.more
         finally:
             self._board.done(EVENTS, tenant_id, more=more)

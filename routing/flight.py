@@ -138,14 +138,16 @@ class Aside(Generic[T]):
     """A question that goes along in the flight of something else; ``answer`` stays None where one flight is too few."""
 
     def __init__(self, asking: Asking[T]) -> None:
-        self._asking = asking
+        self._asking: Asking[T] | None = asking
         self.asks = next(asking)
         self.answer: T | None = None
 
     def heard(self, rows: Sequence[Rows]) -> None:
-        """What came back for ``asks``."""
+        """What came back for ``asks``; the second time it is nothing new."""
+        asking, self._asking = self._asking, None
         try:
-            self._asking.send(rows)
+            if asking is not None:
+                asking.send(rows)
         except StopIteration as end:
             self.answer = end.value
 
@@ -239,15 +241,19 @@ def fly(conn: sa.Connection, asks: Sequence[Ask]) -> list[Rows]:
         raise
 
 
-def fly_alone(engine: sa.Engine, asks: Sequence[Ask]) -> list[Rows]:
-    """:func:`fly` on a connection taken for it, all as one transaction."""
+def fly_alone(engine: sa.Engine, asks: Sequence[Ask], early: Callable[[list[Rows]], None] | None = None) -> list[Rows]:
+    """:func:`fly` on a connection taken for it, all as one transaction.
+
+    `early` is called with the answers while that is being committed, if nothing failed up to then: it must be quick
+    and never raise, and nothing may rest on what it is told until this returns.
+    """
     try:
         held = engine.raw_connection()
     except psycopg.Error as error:  # which SQLAlchemy would wrap where it connects for itself
         raise _told(engine, asks[0], error, lost=False) from error
     lost: BaseException | None = None
     try:
-        return _fly(held, engine, asks, not engine.get_execution_options().get("turnlock_pooled"))
+        return _fly(held, engine, asks, not engine.get_execution_options().get("turnlock_pooled"), early)
     except DBAPIError as error:
         lost = error if error.connection_invalidated else None
         raise
@@ -268,7 +274,13 @@ class _Wire:
     prepared: set[bytes] = field(default_factory=set)
 
 
-def _fly(held: sa.PoolProxiedConnection, engine: sa.Engine, asks: Sequence[Ask], prepare: bool) -> list[Rows]:
+def _fly(
+    held: sa.PoolProxiedConnection,
+    engine: sa.Engine,
+    asks: Sequence[Ask],
+    prepare: bool,
+    early: Callable[[list[Rows]], None] | None = None,
+) -> list[Rows]:
     driver: Any = held.driver_connection
     wire: _Wire | None = held.info.get("turnlock_wire")
     if wire is None:
@@ -277,12 +289,24 @@ def _fly(held: sa.PoolProxiedConnection, engine: sa.Engine, asks: Sequence[Ask],
         for ask in asks:
             listener(None, None, ask.statement.spoken, None, None, False)
     failed: Ask | None = None
-    try:
-        results = _exchange(driver.pgconn, wire, asks, prepare)
-        answers = []
+    answers: list[Rows] = []
+
+    def read(results: Sequence[pq.abc.PGresult]) -> None:
+        nonlocal failed
         for ask, result in zip(asks, results, strict=True):
             failed = ask
             answers.append(_answer(wire, ask.statement, result))
+
+    def ahead(results: Sequence[pq.abc.PGresult]) -> None:
+        assert early is not None  # noqa: S101 - it is not called without
+        if all(result.status != pq.ExecStatus.FATAL_ERROR for result in results):
+            read(results)
+            early(answers)
+
+    try:
+        results = _exchange(driver.pgconn, wire, asks, prepare, ahead if early is not None else None)
+        if not answers:
+            read(results)
         return answers
     except psycopg.Error as error:
         if failed is not None and failed.otherwise is not None and error.sqlstate == _DIVISION_BY_ZERO:
@@ -308,15 +332,28 @@ def _told(engine: sa.Engine, ask: Ask, error: psycopg.Error, *, lost: bool) -> B
     )
 
 
-def _exchange(pgconn: pq.abc.PGconn, wire: _Wire, asks: Sequence[Ask], prepare: bool) -> list[pq.abc.PGresult]:
-    """Send, and collect one result for each of `asks`. Raises :class:`psycopg.Error` if the line is lost."""
+def _exchange(
+    pgconn: pq.abc.PGconn,
+    wire: _Wire,
+    asks: Sequence[Ask],
+    prepare: bool,
+    ahead: Callable[[Sequence[pq.abc.PGresult]], None] | None,
+) -> list[pq.abc.PGresult]:
+    """Send, and collect one result for each of `asks`. Raises :class:`psycopg.Error` if the line is lost.
+
+    `ahead` is called with them before the end of the flight, and so the commit of a transaction of its own, came.
+    """
     try:
         pgconn.enter_pipeline_mode()
         expected = _send(pgconn, wire, asks, prepare)
+        if ahead is not None:
+            pgconn.send_flush_request()  # the server would keep its answers until all is done
         pgconn.pipeline_sync()
         _flush(pgconn)
         results = _collect(pgconn, wire, expected)
-        pgconn.exit_pipeline_mode()
+        if ahead is not None:
+            ahead(results)
+        _end(pgconn)
     except BaseException:
         pgconn.finish()  # whatever is still on the wire must not be taken for somebody else's answer
         raise
@@ -356,9 +393,13 @@ def _collect(pgconn: pq.abc.PGconn, wire: _Wire, expected: Sequence[bytes | None
             wire.prepared.add(name)
         else:
             unprepared = result  # why the statement itself is not carried out
+    return results
+
+
+def _end(pgconn: pq.abc.PGconn) -> None:
     if _next(pgconn).status != pq.ExecStatus.PIPELINE_SYNC:
         raise psycopg.OperationalError("the flight did not end where it should")
-    return results
+    pgconn.exit_pipeline_mode()
 
 
 def _flush(pgconn: pq.abc.PGconn) -> None:

@@ -158,7 +158,10 @@ def test_what_was_stored_for_a_worker_that_stops_is_everybodys_at_once(rig: Rig)
             storing.sa.text("UPDATE events SET lease = :l, leased_until = now() + interval '1 min' RETURNING *"),
             {"l": lease},
         ).all()
-    worker.hand(rig.tenant.tenant_id, lease, rows, None)
+    kept = storing.Kept()
+    worker.hand(rig.tenant.tenant_id, lease, rows, None, kept)
+    kept.tell(True)
+    worker.handed()
     assert [event.leased_until for event in rig.events()] == [None]
     rig.start_worker()
     assert rig.wait_owner(ref) is not None

@@ -1,0 +1,120 @@
+"""A lead that comes alone is made ready for its decision while its delivery is committed, and not a step further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from tests.rig import Rig, until
+
+_HELD = 7001
+_WAITS = f"PERFORM pg_advisory_xact_lock_shared({_HELD})"
+_COMMITTING = "state = 'active' AND wait_event = 'advisory' AND datname = current_database()"
+
+
+class Commits:
+    """What becomes of the commits of events."""
+
+    def __init__(self, conn: psycopg.Connection) -> None:
+        self._conn = conn
+
+    def next(self, what: str) -> None:
+        """From now on each does this, in PL/pgSQL; those that wait go on waiting."""
+        self._conn.execute(
+            "CREATE OR REPLACE FUNCTION when_committed() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN {what}; RETURN NULL; END $$"
+        )
+
+    def lose(self) -> None:
+        """The session that waits is ended."""
+        self._conn.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_COMMITTING}")
+
+
+@contextmanager
+def commits_held(rig: Rig) -> Iterator[Commits]:
+    """Every commit of an event waits until this ends."""
+    url = sa.make_url(rig.runtime.settings.migrate_url or "").set(drivername="postgresql")
+    with psycopg.connect(url.render_as_string(hide_password=False), autocommit=True) as conn:
+        commits = Commits(conn)
+        commits.next(_WAITS)
+        conn.execute(
+            "CREATE CONSTRAINT TRIGGER held AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION when_committed()"
+        )
+        conn.execute(f"SELECT pg_advisory_lock({_HELD})")
+        yield commits
+
+
+def committing(rig: Rig) -> bool:
+    """Whether a commit is held."""
+    return bool(rig.one(f"SELECT count(*) FROM pg_stat_activity WHERE {_COMMITTING}"))
+
+
+@pytest.fixture
+def alone(make_rig: Callable[..., Rig]) -> Rig:
+    """A CRM whose webhooks the test sends itself, and whose leads have to be read."""
+    rig = make_rig("followupboss")
+    rig.sandbox.webhook_faults(drop=1.0)
+    rig.wait_chores()
+    return rig
+
+
+def leads_read(rig: Rig, ref: str) -> int:
+    """How often the CRM was asked for this lead."""
+    return sum(call["method"] == "GET" and ref in f"{call['path']}?{call['query']}" for call in rig.sandbox.call_log())
+
+
+def test_nothing_is_decided_before_its_delivery_is_committed(alone: Rig) -> None:
+    ref = str(alone.sandbox.create_lead())
+    with ThreadPoolExecutor(1) as pool, commits_held(alone):
+        answer = pool.submit(alone.post, alone.delivery(ref), event=f"evt-{ref}")
+        until(lambda: leads_read(alone, ref), what="the CRM was asked")
+        assert committing(alone)
+        assert not answer.done()
+        assert alone.turns() == []
+        assert alone.one("SELECT count(*) FROM leads WHERE tenant_id = :t") == 0
+    assert answer.result().status == 200
+    assert alone.wait_owner(ref) is not None
+    alone.settle()
+    assert len(alone.turns()) == 1
+    alone.audit()
+
+
+def test_a_commit_that_is_lost_is_decided_once_when_it_comes_again(alone: Rig) -> None:
+    ref = str(alone.sandbox.create_lead())
+    with ThreadPoolExecutor(1) as pool, commits_held(alone) as commits:
+        answer = pool.submit(alone.post, alone.delivery(ref), event=f"evt-{ref}")
+        until(lambda: leads_read(alone, ref), what="the CRM was asked")
+        until(lambda: committing(alone))
+        commits.next("NULL")
+        commits.lose()
+        assert answer.result().status == 200
+    assert alone.wait_owner(ref) is not None
+    alone.settle()
+    assert len(alone.turns()) == 1
+    alone.audit()
+
+
+def test_what_is_not_committed_after_all_leaves_nothing_behind(alone: Rig) -> None:
+    ref = str(alone.sandbox.create_lead())
+    with ThreadPoolExecutor(1) as pool, commits_held(alone) as commits:
+        answer = pool.submit(alone.post, alone.delivery(ref), event=f"evt-{ref}")
+        until(lambda: leads_read(alone, ref), what="the CRM was asked")
+        until(lambda: committing(alone))
+        commits.next("RAISE 'no more'")
+        commits.lose()
+        assert answer.result().status == 503
+        assert alone.one("SELECT count(*) FROM leads WHERE tenant_id = :t") == 0
+        assert alone.turns() == []
+        assert alone.events() == []
+        commits.next("NULL")
+    assert alone.post(alone.delivery(ref), event=f"evt-{ref}").status == 200
+    assert alone.wait_owner(ref) is not None
+    alone.settle()
+    assert len(alone.turns()) == 1
+    alone.audit()
