@@ -23,12 +23,12 @@ from connector import breaker, inbox, log, oauth, settle, work
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
 from connector.database import NO_DISK, at_rest, is_contention, is_outage, opening, transaction, unit
+from connector.kept import KEPT, Kept, NotKept
 from connector.lanes import Planned, lanes
 from connector.reading import Events, Item, Known, Unstored, keep, known_now, read_events
 from connector.runtime import Runtime, Tenant
 from connector.splitting import split
-from connector.storing import Kept
-from connector.units import BEHIND, Unit
+from connector.units import BEHIND, Early, Unit
 from connector.work import LostLease
 from routing import saving, store
 from routing.decide import NeedQueues
@@ -78,12 +78,8 @@ def first_questions(runtime: Runtime, tenant_id: UUID, refs: Collection[str]) ->
     return Aside(asking()) if runtime.knows_schema else None
 
 
-class NotKept(Exception):
-    """What a decider was handed while it was being committed is lost: whoever sent it sends it again."""
-
-
 #: Hands writes that were born leased to the senders of this process, with what :func:`connector.jobs.look` gave.
-Send = Callable[[UUID, UUID, Sequence[saving.Ordered], Mapping[UUID, sa.Row[Any]]], None]
+Send = Callable[[UUID, UUID, Sequence[saving.Ordered], Mapping[UUID, sa.Row[Any]], Kept], None]
 
 # A unit that loses to configuration changes this often goes lead by lead with the configuration held still.
 _RESTARTS = 3
@@ -125,7 +121,7 @@ class Decider:
         lease: UUID,
         rows: Sequence[sa.Row[Any]],
         found: Found | None = None,
-        kept: Kept | None = None,
+        kept: Kept = KEPT,
     ) -> None:
         """See events through that are leased already; `found` is the answer to :func:`first_questions`, if there is.
 
@@ -133,13 +129,8 @@ class Decider:
         raise.
         """
         self.more = False
-
-        def sure() -> None:
-            if kept is not None and not kept.wait():
-                raise NotKept
-
         with self._given_back(tenant_id, lease), suppress(NotKept):
-            self._decide(tenant_id, lease, rows, found, sure)
+            self._decide(tenant_id, lease, rows, found, kept)
 
     @contextmanager
     def _given_back(self, tenant_id: UUID, lease: UUID) -> Iterator[None]:
@@ -163,8 +154,8 @@ class Decider:
         tenant_id: UUID,
         lease: UUID,
         rows: Sequence[sa.Row[Any]],
-        found: Found | None = None,
-        sure: Callable[[], None] = lambda: None,
+        found: Found | None,
+        kept: Kept,
     ) -> None:
         if found is None:
             refs = {row.ref for row in rows if row.ref is not None and row.kind != EventKind.INQUIRY}
@@ -173,7 +164,7 @@ class Decider:
         tenant, left, configured, known = found.tenant, found.wait, found.configured, found.known
         wait, probe = 0.0, None
         if left is not None or tenant.is_app:
-            sure()
+            kept.sure()
         if left is not None:
             with at_rest(self._runtime.engine) as conn:
                 wait, probe = breaker.admitted(conn, tenant_id, lease, left)
@@ -185,7 +176,7 @@ class Decider:
             if tenant.is_app:
                 split(self._runtime, tenant, lease, rows)
             else:
-                self._see_through(tenant, configured, lease, rows, known, sure)
+                self._see_through(tenant, configured, lease, rows, known, kept)
             passed = True
         except NotKept:
             raise
@@ -211,13 +202,13 @@ class Decider:
         lease: UUID,
         rows: Events,
         known: Mapping[str, Known],
-        sure: Callable[[], None],
+        kept: Kept,
     ) -> None:
         try:
             client = oauth.client(self._runtime, tenant)
-            read = read_events(self._runtime, tenant, configured, client, rows, known, sure)
+            read = read_events(self._runtime, tenant, configured, client, rows, known, kept)
         finally:
-            sure()  # whatever became of it is written next
+            kept.sure()  # whatever became of it is written next
         for row, lead_id in read.missing:
             self._missing(tenant, lease, row, lead_id)
         for row, reason in read.refused:
@@ -287,13 +278,15 @@ class Decider:
         queues: set[UUID] = set()
         tries = 0
         while True:
+            kept = Kept()
             try:
                 with self._runtime.units.at_work(tenant.tenant_id), transaction(self._runtime.engine) as conn:
-                    attempt = Unit(self._runtime, tenant, lease, items, conn)
+                    attempt = Unit(self._runtime, tenant, lease, items, conn, self._early(tenant, lease, kept))
                     # Where sending is stopped, what is born leased would only have to be given back.
                     at_once = self._capacity() if tenant.sending else 0
                     ordered = attempt.run(planned, queues, at_once)
-                    self.more = self.more or attempt.reads_again
+                kept.tell(True)
+                self.more = self.more or attempt.reads_again
             except NeedQueues as need:
                 items, queues = attempt.items, queues | need.queue_ids
             except Unstored:
@@ -322,12 +315,17 @@ class Decider:
                 self._alone(tenant, lease, items, error, planned)
                 return
             else:
-                if ordered:
-                    self._sent.update(one.outbox_id for one in ordered)
-                    self._send(tenant.tenant_id, lease, ordered, attempt.born)
+                self._sent.update(one.outbox_id for one in ordered)
+                if ordered and not attempt.sent:
+                    self._send(tenant.tenant_id, lease, ordered, attempt.born, KEPT)
                 if attempt.wants_drain:
                     self._runtime.wake()
                 return
+            finally:
+                kept.tell(False)
+
+    def _early(self, tenant: Tenant, lease: UUID, kept: Kept) -> Early:
+        return lambda ordered, born: self._send(tenant.tenant_id, lease, ordered, born, kept)
 
     def _alone(
         self, tenant: Tenant, lease: UUID, items: Sequence[Item], error: Exception, planned: Planned | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -22,6 +22,7 @@ from adapters.base import Adapter, EventKind
 from adapters.client import Client
 from adapters.outcome import CrmError, Outcome
 from connector.database import at_once, at_rest, new_id, opening, pipelined, unit
+from connector.kept import KEPT, Kept
 from connector.runtime import Runtime, Tenant
 from routing import tables as t
 from routing.facts import Identities, identities, lead_from_json, lead_to_json, rule_digest
@@ -164,11 +165,11 @@ def read_events(
     client: Client,
     rows: Events,
     known: Mapping[str, Known],
-    sure: Callable[[], None],
+    kept: Kept,
 ) -> Read:
     """Read the leads behind `rows`; `known` is what :func:`known_now` found of them.
 
-    `sure` waits until the rows themselves are committed, and is called before anything is written.
+    Nothing is written before `kept` says that the rows themselves are committed.
     Raises :class:`CrmError` when the CRM as a whole cannot be read now.
     """
     adapter, ends = tenant.adapter, time.monotonic() + READ_FOR
@@ -220,7 +221,8 @@ def read_events(
             break
     # A lead that comes alone pays no round trip for being stored; one that settles waits in its row.
     alone = len(rows) == 1 and not (adapter.settle or runtime.plan(None, configured).settle)
-    ids, unstored = _remember(runtime, tenant, leads, known, sure, alone=alone)
+    told = {ref: _Told(lead_to_json(lead), _identities(tenant, lead)) for ref, lead in leads.items()}
+    ids, unstored = _remember(runtime, tenant, leads, told, known, kept, alone=alone)
     items = []
     for row in rows:
         ref = refs.get(row.event_id)
@@ -239,8 +241,8 @@ def read_events(
                     lead_id=ids[ref],
                     lead=lead,
                     version=known[ref].version if ref in known else 0,
-                    digest=rule_digest(lead),
-                    identities=_identities(tenant, lead),
+                    digest=rule_digest(lead, told[ref].facts),
+                    identities=told[ref].identities,
                     fresh=not (ref in known and known[ref].stands),
                     settles_at=known[ref].settles_at if ref in known else None,
                     kept=known[ref].kept(row.kind) if ref in known else {},
@@ -248,8 +250,8 @@ def read_events(
                     unstored=unstored,
                 )
             )
-    kept = {row.event_id for row in rows}
-    return Read(items, [lost for lost in missing if lost[0].event_id in kept], refused, later)
+    read = {row.event_id for row in rows}
+    return Read(items, [lost for lost in missing if lost[0].event_id in read], refused, later)
 
 
 def _payload_is_complete(runtime: Runtime, tenant: Tenant, row: TenantRow) -> bool:
@@ -325,39 +327,50 @@ def storing(conn: sa.Connection, items: Sequence[Item]) -> Asking[None]:
 
 def keep(runtime: Runtime, tenant: Tenant, items: Sequence[Item]) -> list[Item]:
     """Make sure that these are stored after :class:`Unstored`, under whichever id that was. Commits."""
-    leads = {item.lead.ref: item.lead for item in items if item.unstored is not None}
-    ids, _ = _remember(runtime, tenant, leads, {}, lambda: None, alone=False)
+    unstored = [item for item in items if item.unstored is not None]
+    leads = {item.lead.ref: item.lead for item in unstored}
+    told = {item.lead.ref: _Told(lead_to_json(item.lead), item.identities) for item in unstored}
+    ids, _ = _remember(runtime, tenant, leads, told, {}, KEPT, alone=False)
     return [
         item if item.unstored is None else replace(item, lead_id=ids[item.lead.ref], unstored=None) for item in items
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is stored of a lead as read: its facts, and by what it is found to be somebody's."""
+
+    facts: dict[str, Any]
+    identities: Identities
 
 
 def _remember(
     runtime: Runtime,
     tenant: Tenant,
     leads: Mapping[str, Lead],
+    told: Mapping[str, _Told],
     known: Mapping[str, Known],
-    sure: Callable[[], None],
+    kept: Kept,
     *,
     alone: bool,
 ) -> tuple[dict[str, UUID], Ask | None]:
-    """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits, once it is sure.
+    """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits.
 
     But one that is `alone` and was never seen before is left to :func:`storing`: what does it then is given as well.
     """
     if alone and all(ref not in known and lead.ref == ref and not lead.former_refs for ref, lead in leads.items()):
         made = {ref: new_id() for ref in leads}
-        return made, _FRESH(**_fresh(tenant, leads, made)) if made else None
-    sure()
+        return made, _FRESH(**_fresh(tenant, leads, told, made)) if made else None
+    kept.sure()
     ids = {ref: known[ref].lead_id for ref in leads if ref in known}
     ids |= _rekeyed(runtime, tenant.tenant_id, {ref: lead for ref, lead in leads.items() if ref not in known})
     fresh = {ref: lead for ref, lead in leads.items() if ref not in ids}
-    stored = _store_fresh(runtime, tenant, fresh)
+    stored = _store_fresh(runtime, tenant, fresh, told)
     changed = {ref: lead for ref, lead in leads.items() if ref not in stored}
     if changed:
         with at_rest(runtime.engine) as conn:  # another worker may have stored some of them first
             ids |= {ref: found.lead_id for ref, found in known_leads(conn, tenant.tenant_id, list(changed)).items()}
-        _store_facts(runtime, tenant, changed, ids)
+        _store_facts(runtime, tenant, changed, told, ids)
     return ids | stored, None
 
 
@@ -446,29 +459,39 @@ _FRESH = Statement(
 )
 
 
-def _store_fresh(runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead]) -> dict[str, UUID]:
+def _store_fresh(
+    runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead], told: Mapping[str, _Told]
+) -> dict[str, UUID]:
     """Store leads that were not known; the ids of those that were indeed new."""
     if not leads:
         return {}
-    values = _fresh(tenant, leads, {ref: new_id() for ref in leads})
+    values = _fresh(tenant, leads, told, {ref: new_id() for ref in leads})
     return {row.ref: row.lead_id for row in at_once(runtime.engine, _FRESH, values)}
 
 
-def _fresh(tenant: Tenant, leads: Mapping[str, Lead], ids: Mapping[str, UUID]) -> dict[str, Any]:
+def _fresh(
+    tenant: Tenant, leads: Mapping[str, Lead], told: Mapping[str, _Told], ids: Mapping[str, UUID]
+) -> dict[str, Any]:
     """The parameters of :data:`_FRESH`."""
-    pairs = [(digest, ids[ref]) for ref, lead in leads.items() for digest in _identities(tenant, lead).all]
+    pairs = [(digest, ids[ref]) for ref in leads for digest in told[ref].identities.all]
     return {
         "tenant": tenant.tenant_id,
         "refs": list(leads),
         "ids": [ids[ref] for ref in leads],
         "created": [lead.created_at for lead in leads.values()],
-        "facts": [json.dumps(lead_to_json(lead)) for lead in leads.values()],
+        "facts": [json.dumps(told[ref].facts) for ref in leads],
         "digests": [digest for digest, _ in pairs],
         "owners": [lead_id for _, lead_id in pairs],
     }
 
 
-def _store_facts(runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead], ids: Mapping[str, UUID]) -> None:
+def _store_facts(
+    runtime: Runtime,
+    tenant: Tenant,
+    leads: Mapping[str, Lead],
+    told: Mapping[str, _Told],
+    ids: Mapping[str, UUID],
+) -> None:
     """Store what is now known of leads that Turnlock had; an older reading never replaces a newer one."""
     tenant_id = tenant.tenant_id
     facts = insert(t.lead_facts)
@@ -480,16 +503,20 @@ def _store_facts(runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead], id
                 where=t.lead_facts.c.read_at <= facts.excluded.read_at,
             ),
             [
-                {"tenant_id": tenant_id, "lead_id": ids[ref], "facts": lead_to_json(leads[ref]), "read_at": now}
+                {"tenant_id": tenant_id, "lead_id": ids[ref], "facts": told[ref].facts, "read_at": now}
                 for ref in sorted(leads, key=lambda r: ids[r])
             ],
         )
-        keep_identities(conn, tenant, {ids[ref]: lead for ref, lead in leads.items()})
+        _keep_identities(conn, tenant, {ids[ref]: told[ref].identities for ref in leads})
 
 
 def keep_identities(conn: sa.Connection, tenant: Tenant, leads: Mapping[UUID, Lead]) -> None:
     """Store by what these leads may be found to be the same person or household; what is stored already stays."""
-    pairs = sorted((digest, lead_id) for lead_id, lead in leads.items() for digest in _identities(tenant, lead).all)
+    _keep_identities(conn, tenant, {lead_id: _identities(tenant, lead) for lead_id, lead in leads.items()})
+
+
+def _keep_identities(conn: sa.Connection, tenant: Tenant, known_by: Mapping[UUID, Identities]) -> None:
+    pairs = sorted((digest, lead_id) for lead_id, by in known_by.items() for digest in by.all)
     if not pairs:
         return
     conn.execute(

@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from adapters.base import EventKind
 from connector.database import at_once, is_contention, is_outage
+from connector.kept import Kept
 from connector.wake import EVENTS, Wake
 from connector.work import LEASE
 from routing.flight import Aside, Statement
@@ -106,24 +107,6 @@ class Deciders(Protocol):
 
     def handed(self) -> None:
         """What was handed over is committed, or lost: whoever has it may go on."""
-
-
-class Kept:
-    """Whether what was handed over is committed, for whoever has it while that is still on its way."""
-
-    def __init__(self) -> None:
-        self._told = threading.Event()
-        self._kept = False
-
-    def tell(self, kept: bool) -> None:
-        """It is, or nobody knows of it and nobody may go on."""
-        self._kept = kept
-        self._told.set()
-
-    def wait(self) -> bool:
-        """Wait until that is known. Whoever stores tells, however its statement ends; time-outs of its own end it."""
-        self._told.wait()
-        return self._kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +229,7 @@ class Storing:
             if any(row.state == "waiting" for row in rows):
                 self._wake(tenant_id, EVENTS)
             return rows
-        kept, committed, handed = Kept(), False, False
+        kept, handed = Kept(), False
         aside: Aside[Any] | None = None
 
         def hand(stored: Rows) -> None:
@@ -263,7 +246,7 @@ class Storing:
             early = hand if len(events) == 1 else None
             news = values(tenant_id, given, lease)
             stored = at_once(self._engine, STORE, news, repeat=False, aside=aside, early=early)
-            committed = True
+            kept.tell(True)
         except DBAPIError as error:
             if not error.connection_invalidated:
                 raise
@@ -271,7 +254,7 @@ class Storing:
             self.clear_doubt()
             return at_once(self._engine, STORE, values(tenant_id, given))
         finally:
-            kept.tell(committed)
+            kept.tell(False)
             if not handed:
                 hand(stored)
             deciders.handed()

@@ -5,7 +5,7 @@ Whatever is read under a lock is dropped when the transaction rolls back; nothin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,7 +24,7 @@ from connector.seen import Seen
 from connector.shadow import Beside
 from routing import saving, staging, store
 from routing.decide import Bench, Case, Decision, Outcome, Plan, Waiting
-from routing.flight import COMMIT, Asking, fly, together
+from routing.flight import COMMIT, Asking, Rows, fly, together
 from routing.gate import Step, Verdict, gate
 from routing.model import Flag, Load, Reason, Role
 from routing.skips import next_change, quiet_until
@@ -35,6 +35,10 @@ BEHIND = timedelta(seconds=30)
 FORCED = ("console", "replay")
 # Seconds after which the drain looks at a lead that was held, if nothing is known to change before.
 _LOOK_AGAIN = 15.0
+
+
+#: Hands the write of a lead that came alone to its sender, while the unit is committed.
+Early = Callable[[Sequence[saving.Ordered], Mapping[UUID, sa.Row[Any]]], None]
 
 
 @dataclass(slots=True)
@@ -57,7 +61,13 @@ class Unit:
     """
 
     def __init__(
-        self, runtime: Runtime, tenant: Tenant, lease: UUID, items: Sequence[Item], conn: sa.Connection
+        self,
+        runtime: Runtime,
+        tenant: Tenant,
+        lease: UUID,
+        items: Sequence[Item],
+        conn: sa.Connection,
+        send: Early,
     ) -> None:
         self._runtime = runtime
         self._tenant_id = tenant.tenant_id
@@ -65,6 +75,7 @@ class Unit:
         #: As they are to be tried again, if they are.
         self.items = items
         self._conn = conn
+        self._send = send
         self._result = _Result()
         # Whether an agent may hold one open lead less after this unit.
         self._room = False
@@ -72,6 +83,8 @@ class Unit:
         self.wants_drain = False
         #: What the senders of writes that were born leased need, where it was read already.
         self.born: Mapping[UUID, sa.Row[Any]] = {}
+        #: Whether the write of a lead that came alone was handed over while this is being committed.
+        self.sent = False
 
     def run(self, planned: Planned | None, more_queues: Collection[UUID], send_at_once: int) -> list[saving.Ordered]:
         """Decide and save; the writes that it ordered. Without `planned` the configuration is held still meanwhile.
@@ -342,6 +355,10 @@ class Unit:
             asks += saving.moved_lines(tenant_id, self._bench.queues, self._bench.lines, saved.drafts, self._now)
         if not self._has_more_to_say():
             born = [one.outbox_id for one in saved.ordered if one.leased]
+            if len(saved.ordered) == len(born) == 1:
+                # Its sender reads the lead in the CRM meanwhile, and writes nothing before it is told of the commit.
+                fly(conn, [*asks, jobs.look(tenant_id, self._lease, born[0]), COMMIT], self._sender_of(saved.ordered))
+                return saved.ordered
             # What their senders need is read in the same flight, behind the commit.
             rows = fly(conn, [*asks, COMMIT, *(jobs.look(tenant_id, self._lease, one) for one in born)])
             self.born = {one: found[0] for one, found in zip(born, rows[len(asks) + 1 :], strict=True) if found}
@@ -359,6 +376,14 @@ class Unit:
         if result.again:
             inbox.return_events(conn, tenant_id, self._lease, result.again, after=timedelta(0), reason="read_again")
         return saved.ordered
+
+    def _sender_of(self, ordered: Sequence[saving.Ordered]) -> Callable[[Sequence[Rows]], None]:
+        def early(answers: Sequence[Rows]) -> None:
+            if answers[-1]:
+                self.sent = True
+                self._send(ordered, {ordered[0].outbox_id: answers[-1][0]})
+
+        return early
 
     def _has_more_to_say(self) -> bool:
         """Whether something is to be written beside decisions and lines, which most units do not come to."""

@@ -26,9 +26,9 @@ from connector import inbox, log, work
 from connector.chores import run_chore
 from connector.database import at_rest, is_outage, unit
 from connector.decide import Decider, Found, first_questions
+from connector.kept import KEPT, Kept, NotKept
 from connector.limits import lane
 from connector.runtime import Runtime
-from connector.storing import Kept
 from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS, give_way, heard
 from connector.writeback import Sender
 from routing.flight import Aside
@@ -157,7 +157,7 @@ class Worker:
             },
             ((EVENTS,), _SENDING, (_CHORES,)),
         )
-        self._leased: queue.SimpleQueue[tuple[UUID, UUID, UUID, sa.Row[Any] | None, float]] = queue.SimpleQueue()
+        self._leased: queue.SimpleQueue[tuple[UUID, UUID, UUID, sa.Row[Any] | None, float, Kept]] = queue.SimpleQueue()
         self._handed: queue.SimpleQueue[tuple[UUID, UUID, Sequence[sa.Row[Any]], Found | None, Kept]] = (
             queue.SimpleQueue()
         )
@@ -204,11 +204,13 @@ class Worker:
             except queue.Empty:
                 return
             self._board.done(EVENTS, tenant_id, more=False)
-            kept.wait()
             try:
+                kept.sure()
                 with unit(self._runtime.engine) as (conn, _):
                     ids = [row.event_id for row in rows]
                     inbox.return_events(conn, tenant_id, lease, ids, after=timedelta(0))
+            except NotKept:
+                continue
             except SQLAlchemyError:
                 return  # the lease is void when this process has ended
 
@@ -218,18 +220,21 @@ class Worker:
         self._return_handed()
         while True:
             try:
-                tenant_id, lease, outbox_id, *_ = self._leased.get_nowait()
+                tenant_id, lease, outbox_id, _, _, kept = self._leased.get_nowait()
             except queue.Empty:
                 return
             try:
-                self._return_leased(tenant_id, lease, outbox_id)
+                self._return_leased(tenant_id, lease, outbox_id, kept)
             except SQLAlchemyError:
                 return  # the lease runs out by itself
 
-    def _return_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> None:
+    def _return_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID, kept: Kept) -> None:
         try:
+            kept.sure()
             with unit(self._runtime.engine) as (conn, _):
                 work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason=None)
+        except NotKept:
+            return
         except SQLAlchemyError as error:
             back = partial(work.release_outbox, tenant_id=tenant_id, lease=lease, outbox_id=outbox_id)
             self._runtime.abandoned.note(error, back)
@@ -341,7 +346,7 @@ class Worker:
                 except queue.Empty:
                     return
                 if not self._board.begin(_SENDING, OWNERS, leased[0]):
-                    self._return_leased(*leased[:3])
+                    self._return_leased(*leased[:3], leased[-1])
                     self._board.post(OWNERS, leased[0])
                     return
                 try:
@@ -365,14 +370,19 @@ class Worker:
         return max(0, self._idle - self._leased.qsize())
 
     def _hand_over(
-        self, tenant_id: UUID, lease: UUID, ordered: Sequence[Ordered], born: Mapping[UUID, sa.Row[Any]]
+        self,
+        tenant_id: UUID,
+        lease: UUID,
+        ordered: Sequence[Ordered],
+        born: Mapping[UUID, sa.Row[Any]],
+        kept: Kept,
     ) -> None:
         now = time.monotonic()
         for item in ordered:
             if item.leased:
-                self._leased.put((tenant_id, lease, item.outbox_id, born.get(item.outbox_id), now))
+                self._leased.put((tenant_id, lease, item.outbox_id, born.get(item.outbox_id), now, kept))
                 self._board.call(OWNERS)
-                if len(ordered) == 1:
+                if len(ordered) == 1 and kept is KEPT:
                     give_way()
         if any(not item.leased for item in ordered):
             self._board.post(OWNERS, tenant_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -27,6 +27,7 @@ from connector.alarms import open_alarm
 from connector.database import at_rest, is_contention, is_outage, unit
 from connector.endings import confirm, gone, refuse, stale, supersede
 from connector.jobs import Job
+from connector.kept import KEPT, Kept, NotKept
 from connector.notes import told
 from connector.runtime import Runtime, Tenant
 from routing import tables as t
@@ -70,6 +71,7 @@ class Sender:
         self._runtime = runtime
         # What is known of the row in hand beyond its columns; kept with it when it is given back.
         self._sent = False
+        self._kept = KEPT
         self._empty_writes = 0
         self._probe = breaker.Probe(runtime.engine)
         self._pauses = 0
@@ -89,13 +91,23 @@ class Sender:
             return sum(self._send(tenant_id, lease, row, read_at) for (row,) in filter(None, rows))
 
     def send_leased(
-        self, tenant_id: UUID, lease: UUID, outbox_id: UUID, row: sa.Row[Any] | None = None, read_at: float = 0.0
+        self,
+        tenant_id: UUID,
+        lease: UUID,
+        outbox_id: UUID,
+        row: sa.Row[Any] | None = None,
+        read_at: float = 0.0,
+        kept: Kept = KEPT,
     ) -> None:
         """Send a row that was born leased. Nothing happens when the lease is over or sending was stopped.
 
-        `row` is what :func:`jobs.look` gave at `read_at` (monotonic seconds), if that was asked already.
+        `row` is what :func:`jobs.look` gave at `read_at` (monotonic seconds), if that was asked already. Until `kept`
+        says that it is committed, the lead is read in the CRM and nothing else is done.
         """
-        with self._given_back(tenant_id, lease, outbox_id):
+        with self._given_back(tenant_id, lease, outbox_id), suppress(NotKept):
+            self._kept = kept
+            if not (row is not None and row.sending and row.wait is None and row.epoch >= row.newest_epoch):
+                self._sure()
             if row is None or time.monotonic() - read_at > _FRESH:
                 row, read_at = self._look(tenant_id, lease, outbox_id), time.monotonic()
             if row is not None and row.sending:
@@ -110,7 +122,7 @@ class Sender:
     @contextmanager
     def _given_back(self, tenant_id: UUID, lease: UUID, outbox_id: UUID | None) -> Iterator[None]:
         """What the lease still holds when the database is lost meanwhile is given back once it is there again."""
-        self._sent = False
+        self._sent, self._kept = False, KEPT
         try:
             yield
         except SQLAlchemyError as error:
@@ -124,6 +136,7 @@ class Sender:
             if now:
                 self._send_now(tenant_id, lease, row, read_at)
                 return True
+        self._sure()
         with unit(self._runtime.engine) as (conn, _):  # due as it was, in its place among the others
             work.release_outbox(conn, tenant_id, lease, outbox_id=row.outbox_id)
         return False
@@ -143,20 +156,29 @@ class Sender:
                 with unit(self._runtime.engine) as (conn, _):
                     # Only a pause that is over: another thread may have been told to wait just now.
                     breaker.passed(conn, tenant_id, self._probe.mine, _lane(row), wrote=row.kind == "owner")
+        except NotKept:
+            raise
         except CrmError as error:
+            self._sure()
             self._crm_failed(tenant_id, lease, row, error, tenant)
         except SQLAlchemyError as error:
             if is_outage(error):
                 raise
+            self._sure()
             _log.warning("write-back interrupted", tenant=str(tenant_id), **log.fault(error))
             counts = not is_contention(error)
             self._return(tenant_id, lease, row, after=1.0, counts=counts, reason="fault")
         except Exception as error:  # noqa: BLE001 - one row must never take its sender down with it
+            self._sure()
             _log.error("write-back failed", tenant=str(tenant_id), **log.fault(error))
             self._sent = True  # an answer that nobody foresaw: the write may well have been applied
             self._return(tenant_id, lease, row, after=5.0, counts=True, reason="fault")
         finally:
             self._probe.end(tenant_id)
+
+    def _sure(self) -> None:
+        """Wait until the row in hand is committed. Raises :class:`NotKept`."""
+        self._kept.sure()
 
     def _look(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> sa.Row[Any] | None:
         with at_rest(self._runtime.engine) as conn:
@@ -171,10 +193,12 @@ class Sender:
             stale(runtime, job, "newer_epoch")
             return
         if job.now - job.agent_seen_at > _AGENT_FRESH and not self._agent_active(job):
+            self._sure()
             refuse(runtime, job, sent=self._sent)
             return
         for _ in range(_LOOKS):
             lead = self._read(job)
+            self._sure()
             if lead is None:
                 gone(runtime, job, sent=self._sent)
                 return
@@ -255,6 +279,7 @@ class Sender:
     def _collaborator(self, job: Job) -> None:
         for write in (True, False):
             lead = self._read(job)
+            self._sure()
             if lead is None:
                 gone(self._runtime, job, sent=self._sent)
             elif job.agent_ref in lead.collaborator_refs:

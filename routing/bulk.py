@@ -28,12 +28,15 @@ def _arrays(table: sa.Table, names: Sequence[str]) -> str:
     return f"unnest({', '.join([f'(SELECT {first})', *others])}) AS given({', '.join(names)})"
 
 
+@lru_cache(maxsize=64)
+def _of_json(table: sa.Table) -> frozenset[str]:
+    return frozenset(column.name for column in table.c if isinstance(column.type, postgresql.JSONB))
+
+
 def _columns(table: sa.Table, names: Sequence[str], rows: Rows) -> dict[str, list[Any]]:
+    of_json = _of_json(table)
     return {
-        name: [_json(row[name]) for row in rows]
-        if isinstance(table.c[name].type, postgresql.JSONB)
-        else [row[name] for row in rows]
-        for name in names
+        name: [_json(row[name]) for row in rows] if name in of_json else [row[name] for row in rows] for name in names
     }
 
 

@@ -113,6 +113,9 @@ _CONFIGURATION = Statement(
 )
 
 
+_FLAGS = {flag.value: flag for flag in Flag}
+
+
 @question
 def tenant_row(tenant_id: UUID, *, share: bool = False) -> Asking[TenantRow]:
     """The configuration row as of now. `share` locks it against change until the transaction ends."""
@@ -120,10 +123,10 @@ def tenant_row(tenant_id: UUID, *, share: bool = False) -> Asking[TenantRow]:
     # statement of its own: one that had to wait would give the new version with the flags of before.
     locks = [HOLD_STILL(tenant=tenant_id)] if share else []
     *_, (row,) = yield [*locks, _CONFIGURATION(tenant=tenant_id)]
-    modes_of = row.modes or {}
+    modes_of = [(_FLAGS[name], mode) for name, mode in (row.modes or {}).items() if name in _FLAGS]
 
     def those(*wanted: str) -> frozenset[Flag]:
-        return frozenset(flag for flag in Flag if modes_of.get(flag.value) in wanted)
+        return frozenset([flag for flag, mode in modes_of if mode in wanted])
 
     return TenantRow(
         tenant_id=tenant_id,

@@ -1,4 +1,4 @@
-"""A lead that comes alone is made ready for its decision while its delivery is committed, and not a step further."""
+"""A lead that comes alone is made ready for the next step while the one before is committed, and not a step further."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMMITTING = "state = 'active' AND wait_event = 'advisory' AND datname = curren
 
 
 class Commits:
-    """What becomes of the commits of events."""
+    """What becomes of the commits that are held."""
 
     def __init__(self, conn: psycopg.Connection) -> None:
         self._conn = conn
@@ -30,20 +30,24 @@ class Commits:
             f"$$ BEGIN {what}; RETURN NULL; END $$"
         )
 
+    def go(self) -> None:
+        """Those that wait go on."""
+        self._conn.execute("SELECT pg_advisory_unlock_all()")
+
     def lose(self) -> None:
         """The session that waits is ended."""
         self._conn.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {_COMMITTING}")
 
 
 @contextmanager
-def commits_held(rig: Rig) -> Iterator[Commits]:
-    """Every commit of an event waits until this ends."""
+def commits_held(rig: Rig, table: str = "events") -> Iterator[Commits]:
+    """Every commit of new rows of a table waits until this ends."""
     url = sa.make_url(rig.runtime.settings.migrate_url or "").set(drivername="postgresql")
     with psycopg.connect(url.render_as_string(hide_password=False), autocommit=True) as conn:
         commits = Commits(conn)
         commits.next(_WAITS)
         conn.execute(
-            "CREATE CONSTRAINT TRIGGER held AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED "
+            f"CREATE CONSTRAINT TRIGGER held AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED "
             "FOR EACH ROW EXECUTE FUNCTION when_committed()"
         )
         conn.execute(f"SELECT pg_advisory_lock({_HELD})")
@@ -117,4 +121,58 @@ def test_what_is_not_committed_after_all_leaves_nothing_behind(alone: Rig) -> No
     assert alone.wait_owner(ref) is not None
     alone.settle()
     assert len(alone.turns()) == 1
+    alone.audit()
+
+
+def before_the_write(rig: Rig, ref: str) -> bool:
+    """Whether the lead was read for its decision, and once more to see that nobody was quicker."""
+    return leads_read(rig, ref) == 2
+
+
+def test_nothing_is_written_to_the_crm_before_the_decision_is_committed(alone: Rig) -> None:
+    ref = str(alone.sandbox.create_lead())
+    with commits_held(alone, "outbox"):
+        assert alone.post(alone.delivery(ref), event=f"evt-{ref}").status == 200
+        until(lambda: before_the_write(alone, ref), what="the CRM was asked")
+        until(lambda: committing(alone))
+        assert alone.owner_writes() == []
+    assert alone.wait_owner(ref) is not None
+    alone.settle()
+    assert len(alone.owner_writes(ref)) == len(alone.turns()) == 1
+    assert leads_read(alone, ref) == 2  # what was read ahead serves
+    alone.audit()
+
+
+def test_a_decision_whose_commit_is_lost_is_never_written(alone: Rig) -> None:
+    ref = str(alone.sandbox.create_lead())
+    with commits_held(alone, "outbox") as commits:
+        assert alone.post(alone.delivery(ref), event=f"evt-{ref}").status == 200
+        until(lambda: before_the_write(alone, ref), what="the CRM was asked")
+        until(lambda: committing(alone))
+        commits.lose()
+        until(lambda: leads_read(alone, ref) >= 4, what="it was decided again")
+        assert alone.owner_writes() == []
+        commits.next("NULL")
+    assert alone.wait_owner(ref) is not None
+    alone.settle()
+    assert len(alone.owner_writes(ref)) == len(alone.turns()) == 1
+    alone.audit()
+
+
+def test_a_worker_that_stops_meanwhile_leaves_the_write_to_the_next(alone: Rig) -> None:
+    ref = str(alone.sandbox.create_lead())
+    with ThreadPoolExecutor(1) as pool, commits_held(alone, "outbox") as commits:
+        assert alone.post(alone.delivery(ref), event=f"evt-{ref}").status == 200
+        until(lambda: before_the_write(alone, ref), what="the CRM was asked")
+        until(lambda: committing(alone))
+        stopped = pool.submit(alone.stop_worker)
+        with pytest.raises(TimeoutError):
+            stopped.result(0.2)
+        assert alone.owner_writes() == []
+        commits.go()
+        stopped.result()
+    alone.start_worker()
+    assert alone.wait_owner(ref) is not None
+    alone.settle()
+    assert len(alone.owner_writes(ref)) == len(alone.turns()) == 1
     alone.audit()

@@ -85,11 +85,11 @@ MUTANTS = (
             ),
             Patch(
                 "connector/decide.py",
-                "            else:\n                if ordered:\n",
+                "            else:\n                self._sent.update(",
                 "            else:\n"
                 "                with unit(self._runtime.engine) as (conn, now):\n"
                 "                    saving.save_lines(conn, tenant.tenant_id, *attempt.lines)\n"
-                "                if ordered:\n",
+                "                self._sent.update(",
             ),
         ),
         # Killed where the second of the two stands still: what the first has committed stays behind alone.

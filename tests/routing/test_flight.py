@@ -220,9 +220,9 @@ def test_questions_side_by_side_take_as_many_flights_as_the_longest_of_them(
     flights: list[int] = []
     exchange = flight._exchange
 
-    def counted(pgconn: Any, wire: Any, asks: Any, prepare: bool) -> Any:
+    def counted(pgconn: Any, wire: Any, asks: Any, *more: Any) -> Any:
         flights.append(len(asks))
-        return exchange(pgconn, wire, asks, prepare)
+        return exchange(pgconn, wire, asks, *more)
 
     def both() -> Asking[list[str]]:
         return (yield from side_by_side(said.of("d"), said.of()))
