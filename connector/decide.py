@@ -78,7 +78,8 @@ def first_questions(runtime: Runtime, tenant_id: UUID, refs: Collection[str]) ->
     return Aside(asking()) if runtime.knows_schema else None
 
 
-#: Hands writes that were born leased to the senders of this process, with what :func:`connector.jobs.look` gave.
+#: Hands writes that were born leased to the senders of this process, with what :func:`connector.jobs.look` gave, and
+#: with what says when they are committed.
 Send = Callable[[UUID, UUID, Sequence[saving.Ordered], Mapping[UUID, sa.Row[Any]], Kept], None]
 
 # A unit that loses to configuration changes this often goes lead by lead with the configuration held still.

@@ -225,10 +225,7 @@ class Storing:
         deciders = self.deciders if direct else None
         lease = deciders.reserve(tenant_id) if deciders is not None else None
         if deciders is None or lease is None:
-            rows = at_once(self._engine, STORE, values(tenant_id, given))
-            if any(row.state == "waiting" for row in rows):
-                self._wake(tenant_id, EVENTS)
-            return rows
+            return self._for_anybody(tenant_id, given)
         kept, handed = Kept(), False
         aside: Aside[Any] | None = None
 
@@ -252,13 +249,19 @@ class Storing:
                 raise
             self._doubtful.append((tenant_id, lease))
             self.clear_doubt()
-            return at_once(self._engine, STORE, values(tenant_id, given))
+            return self._for_anybody(tenant_id, given)
         finally:
             kept.tell(False)
             if not handed:
                 hand(stored)
             deciders.handed()
         return stored
+
+    def _for_anybody(self, tenant_id: UUID, given: Sequence[Delivery]) -> Rows:
+        rows = at_once(self._engine, STORE, values(tenant_id, given))
+        if any(row.state == "waiting" for row in rows):
+            self._wake(tenant_id, EVENTS)
+        return rows
 
     def clear_doubt(self) -> None:
         """Give back what was stored under a lease that no decider was told of. Raises what the database raises."""
