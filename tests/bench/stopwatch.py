@@ -69,23 +69,25 @@ READING = """
 A machine that is busy with other things flatters the ratios of the wall clock; the CPU time beside them is what to
 compare. On two cores a lone lead waits for CPU time, not for the disk: what is done beside it takes as long.
 
-1. **Calls of the CRM.** A lead alone is three round trips to PostgreSQL until its owner is set (store, and what is
-   known of it; the lead, locks and all that is read under them; all that is written, COMMIT and what the sender needs)
-   and one question before the write. More than half of what decider and sender use is the three calls of the CRM, two
-   of them before the owner is set (requests, urllib3, reading JSON). Tried and kept: flights (`routing/flight.py`): a
-   statement through SQLAlchemy is 210 us, through a cursor of psycopg 30 us, in a flight 7 us; events born leased to an
-   idle decider and writes to an idle sender, with what it needs; a thread that wakes the next one lets it run; calls by
-   the transport of requests without its session. Tried and left: reading the lead in the CRM while its decision is
-   committed, which took from the commit what it gave.
+1. **Python and the calls of the CRM.** A lead alone is some nine thousand steps of the interpreter, a third of them in
+   requests and urllib3, and three round trips to PostgreSQL until its owner is set: store, and what is known of it; the
+   lead, locks and all that is read under them; all that is written, what the sender needs, and COMMIT. Between two
+   leads everything leaves the caches of two cores, so each step costs three to five times what it does in a burst.
+   Tried and kept: flights (`routing/flight.py`): a statement through SQLAlchemy is 210 us, through a cursor of psycopg
+   30 us, in a flight 7 us; events born leased to an idle decider and writes to an idle sender, with what it needs; each
+   is handed over ahead of its commit, and made ready meanwhile (half a millisecond each: the lead is read in the CRM
+   while the decision goes to the disk); statements over a list are planned once, not once per lone lead (0.4 ms); a
+   thread that wakes the next one lets it run; calls by the transport of requests without its session. Tried and left:
+   one core for the whole process; simpler statements for a delivery of one event (30 us).
 2. **Python in the web process.** Accepting is bound by one interpreter: request, signature, parsing, one statement.
-   Tried and kept: deliveries that come during a commit share the next one; one message to the workers elsewhere for
-   many commits (a third of the process's time went into telling them of each). More processes of `turnlock web` scale
-   it.
+   Tried and kept: deliveries that come during a commit share the next one; they go past Flask's routing and contexts,
+   which took as long as proving one; one message to the workers elsewhere for many commits (a third of the process's
+   time went into telling them of each). More processes of `turnlock web` scale it.
 3. **PostgreSQL.** A lead is some twenty rows in as many tables with their indexes and foreign keys: about 0.1 ms to
    store it and 0.25 ms to decide it in a unit of 35. Tried and kept: one array per column for everything that a unit
    writes, no waiting for the disk where a later commit covers it, look-ups by key one by one (joined, a plan made while
    the tables were empty read all of them: 0.3 ms a lead after 3,000 leads, and growing); nobody claims more for a
-   tenant while a unit of it is at work.
+   tenant while a unit of it is at work. Tried and left: waiting 25 ms for larger units (2 %, and later leads).
 """
 
 
