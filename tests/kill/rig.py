@@ -44,6 +44,9 @@ _LEFT = """
 """
 _ANYBODY, _DATABASE = "anybody", "the database"
 _LOOK_EVERY = 0.5  # seconds
+# So many units before one row: one of each worker, and more of one of them.
+_GATHERED = 3
+_WAITING = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND wait_event_type = 'Lock'"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Size:
     """How much. `each_point` is how often every point is met; what is left of `kills` strikes at random.
 
     `quiet` leads come first, one by one, with nothing going wrong. `edited`: a human edits some leads as they come in.
+    `gathered`: before each kill the queue's row is held for a moment, so that units of several workers stand before it.
     `one_process`: what answers the CRM decides and sends, too, beside the other workers.
     """
 
@@ -64,6 +68,7 @@ class Size:
     faults: bool = True
     quiet: int = 0
     edited: bool = True
+    gathered: bool = False
     one_process: bool = False
 
 
@@ -243,6 +248,8 @@ class KillRun:
             self._quota.release(each if number else each + fed - each * len(actions))
             if self._broken.is_set():
                 return
+            if self.size.gathered:
+                self._gather()
             began = time.monotonic()
             if what == _ANYBODY:
                 self._anybody()
@@ -256,6 +263,14 @@ class KillRun:
             self._quota.release(fed)
         self._all_out.set()
         feeder.join()
+
+    def _gather(self) -> None:
+        """Units come to the queue with what they know by then, and go on one after the other."""
+        with self.house.admin() as held, self.house.admin() as conn, held.transaction():
+            held.execute("SELECT FROM queues FOR UPDATE")
+            ends = time.monotonic() + 1.5  # a unit gives the queue up after two seconds
+            while (conn.execute(_WAITING).fetchone() or (0,))[0] < _GATHERED and time.monotonic() < ends:
+                time.sleep(0.01)
 
     def _anybody(self) -> None:
         """One process that is at work, at any moment of it."""
