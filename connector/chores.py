@@ -20,7 +20,7 @@ from connector.agents import keep_agents
 from connector.alarms import close_alarm, open_alarm
 from connector.auditing import audit_queues
 from connector.database import is_contention, is_outage, unit
-from connector.reading import keep_identities
+from connector.leads import keep_identities
 from connector.runtime import Runtime, Tenant
 from connector.tables import chores, dedupe_keys, delivery_bodies, events
 from connector.teams import sync_teams

@@ -25,7 +25,8 @@ from connector.busy import QueueBusy
 from connector.database import NO_DISK, at_rest, is_contention, is_outage, opening, transaction, unit
 from connector.kept import KEPT, Kept, NotKept
 from connector.lanes import Planned, lanes
-from connector.reading import Events, Item, Known, Unstored, keep, known_now, read_events
+from connector.leads import Known, Unstored
+from connector.reading import Events, Item, keep, known_now, read_events
 from connector.runtime import Runtime, Tenant
 from connector.splitting import split
 from connector.units import BEHIND, Early, Unit

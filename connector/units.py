@@ -90,7 +90,7 @@ class Unit:
         """Decide and save; the writes that it ordered. Without `planned` the configuration is held still meanwhile.
 
         Raises :class:`routing.store.ConfigurationChanged`, :class:`routing.decide.NeedQueues`,
-        :class:`connector.busy.QueueBusy` or :class:`connector.reading.Unstored`, upon which the caller rolls back and
+        :class:`connector.busy.QueueBusy` or :class:`connector.leads.Unstored`, upon which the caller rolls back and
         starts anew.
         """
         conn, tenant_id, runtime = self._conn, self._tenant_id, self._runtime
