@@ -75,10 +75,17 @@ def _audit_queue(runtime: Runtime, tenant_id: UUID, queue_id: UUID, name: str, w
             .select_from(t.turns.join(t.assignments, mine & sa.or_(a.queue_id != turns.queue_id, a.turn == turns.turn)))
             .where(turns.tenant_id == tenant_id, turns.queue_id == queue_id)
         ).one()
+        # One by one, by the key of turns: joined, all turns would be read for each on tables nobody has counted yet.
+        taken = sa.select(turns.decision_id).where(
+            turns.tenant_id == tenant_id, turns.queue_id == queue_id, turns.turn == a.turn
+        )
         stray = conn.execute(
-            sa.select(sa.func.count())
-            .select_from(t.assignments.outerjoin(t.turns, mine & (turns.queue_id == a.queue_id)))
-            .where(a.tenant_id == tenant_id, a.queue_id == queue_id, a.turn.is_not(None), turns.turn.is_(None))
+            sa.select(sa.func.count()).where(
+                a.tenant_id == tenant_id,
+                a.queue_id == queue_id,
+                a.turn.is_not(None),
+                taken.limit(1).scalar_subquery().is_distinct_from(a.decision_id),
+            )
         ).scalar_one()
         if (*assigned, stray) != (line.position, line.position, 0):
             problems.append(
