@@ -126,7 +126,8 @@ def remember(
 ) -> tuple[dict[str, UUID], Ask | None]:
     """Make sure that each lead, its ref, facts and identities are stored; gives the lead ids. Commits.
 
-    But one that is `alone` and was never seen before is left to :func:`storing`: what does it then is given as well.
+    But one that is `alone` and was never seen before is left to :func:`connector.reading.storing`: what does it then is
+    given as well.
     """
     if alone and all(ref not in known and lead.ref == ref and not lead.former_refs for ref, lead in leads.items()):
         made = {ref: new_id() for ref in leads}

@@ -193,12 +193,10 @@ class Sender:
             stale(runtime, job, "newer_epoch")
             return
         if job.now - job.agent_seen_at > _AGENT_FRESH and not self._agent_active(job):
-            self._sure()
             refuse(runtime, job, sent=self._sent)
             return
         for _ in range(_LOOKS):
             lead = self._read(job)
-            self._sure()
             if lead is None:
                 gone(runtime, job, sent=self._sent)
                 return
@@ -265,9 +263,12 @@ class Sender:
         return job.expects_ref is not None and lead.owner_ref == job.expects_ref
 
     def _read(self, job: Job) -> Lead | None:
-        return job.adapter.fetch_leads(job.client, [job.lead_ref]).get(job.lead_ref)
+        lead = job.adapter.fetch_leads(job.client, [job.lead_ref]).get(job.lead_ref)
+        self._sure()  # whatever it shows is acted upon next
+        return lead
 
     def _agent_active(self, job: Job) -> bool:
+        self._sure()  # what is seen is stored
         seen: AgentSeen | None = job.adapter.get_agent(job.client, job.agent_ref)
         with unit(self._runtime.engine) as (conn, _):
             found = seen or AgentSeen(ref=job.agent_ref, name="", active=False)
@@ -279,7 +280,6 @@ class Sender:
     def _collaborator(self, job: Job) -> None:
         for write in (True, False):
             lead = self._read(job)
-            self._sure()
             if lead is None:
                 gone(self._runtime, job, sent=self._sent)
             elif job.agent_ref in lead.collaborator_refs:

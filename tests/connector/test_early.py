@@ -176,3 +176,15 @@ def test_a_worker_that_stops_meanwhile_leaves_the_write_to_the_next(alone: Rig) 
     alone.settle()
     assert len(alone.owner_writes(ref)) == len(alone.turns()) == 1
     alone.audit()
+
+
+def test_an_agent_is_asked_for_again_only_once_the_decision_is_committed(alone: Rig) -> None:
+    alone.sql("UPDATE agents SET seen_at = seen_at - interval '5 minutes' WHERE tenant_id = :t")
+    ref, since = str(alone.sandbox.create_lead()), len(alone.sandbox.call_log())
+    with commits_held(alone, "outbox"):
+        assert alone.post(alone.delivery(ref), event=f"evt-{ref}").status == 200
+        until(lambda: committing(alone))
+        assert [call["path"] for call in alone.sandbox.call_log(since)] == ["/v1/people"]
+    assert alone.wait_owner(ref) is not None
+    alone.settle()
+    assert len(alone.owner_writes(ref)) == 1
