@@ -215,7 +215,10 @@ class Client:
         url = self._url(path, call)
         try:
             prepared = requests.PreparedRequest()
-            prepared.prepare(method, url, self._headers | sent, data=data, params=params)
+            prepared.prepare_method(method)
+            prepared.prepare_url(url, params)
+            prepared.prepare_headers(self._headers | sent)
+            prepared.prepare_body(data, None)
         except _FAILURES:
             raise CrmError(Outcome.REFUSED, call=call, text=_UNSENDABLE) from None
         if self._gate and (wait := self._gate.take(method, self._counted(url))):
