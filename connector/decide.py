@@ -23,13 +23,14 @@ from connector import breaker, inbox, log, oauth, settle, work
 from connector.alarms import open_alarm
 from connector.busy import QueueBusy
 from connector.database import NO_DISK, at_rest, is_contention, is_outage, opening, transaction, unit
+from connector.jobs import Send
 from connector.kept import KEPT, Kept, NotKept
 from connector.lanes import Planned, lanes
 from connector.leads import Known, Unstored
 from connector.reading import Events, Item, keep, known_now, read_events
 from connector.runtime import Runtime, Tenant
 from connector.splitting import split
-from connector.units import BEHIND, Early, Unit
+from connector.units import BEHIND, Unit
 from connector.work import LostLease
 from routing import saving, store
 from routing.decide import NeedQueues
@@ -79,10 +80,6 @@ def first_questions(runtime: Runtime, tenant_id: UUID, refs: Collection[str]) ->
     return Aside(asking()) if runtime.knows_schema else None
 
 
-#: Hands writes that were born leased to the senders of this process, with what :func:`connector.jobs.look` gave, and
-#: with what says when they are committed.
-Send = Callable[[UUID, UUID, Sequence[saving.Ordered], Mapping[UUID, sa.Row[Any]], Kept], None]
-
 # A unit that loses to configuration changes this often goes lead by lead with the configuration held still.
 _RESTARTS = 3
 # Lock races that a unit repeats at once before its events go back for a moment, so that other queues flow.
@@ -100,6 +97,8 @@ class Decider:
         self._capacity = capacity
         #: Whether after the last run more may be due at once; what comes later wakes by itself.
         self.more = False
+        # Of what is in hand: that its CRM did not ask to wait, and whether it is committed.
+        self._calm, self._kept = True, KEPT
         self._sent: set[UUID] = set()  # writes of the present lease that senders have in hand
 
     def run(self, tenant_id: UUID) -> int:
@@ -132,7 +131,10 @@ class Decider:
         """
         self.more = False
         with self._given_back(tenant_id, lease), suppress(NotKept):
-            self._decide(tenant_id, lease, rows, found, kept)
+            try:
+                self._decide(tenant_id, lease, rows, found, kept)
+            finally:
+                kept.sure()  # what is not there yet cannot be given back
 
     @contextmanager
     def _given_back(self, tenant_id: UUID, lease: UUID) -> Iterator[None]:
@@ -165,6 +167,7 @@ class Decider:
                 found = _found(together(conn, *_first(self._runtime, conn, tenant_id, refs)))
         tenant, left, configured, known = found.tenant, found.wait, found.configured, found.known
         wait, probe = 0.0, None
+        self._calm, self._kept = left is None, kept
         if left is not None or tenant.is_app:
             kept.sure()
         if left is not None:
@@ -209,8 +212,11 @@ class Decider:
         try:
             client = oauth.client(self._runtime, tenant)
             read = read_events(self._runtime, tenant, configured, client, rows, known, kept)
-        finally:
-            kept.sure()  # whatever became of it is written next
+        except Exception:
+            kept.sure()  # what came of it is written next
+            raise
+        if not read.along:
+            kept.sure()
         for row, lead_id in read.missing:
             self._missing(tenant, lease, row, lead_id)
         for row, reason in read.refused:
@@ -280,22 +286,22 @@ class Decider:
         queues: set[UUID] = set()
         tries = 0
         while True:
-            kept = Kept()
             try:
                 with self._runtime.units.at_work(tenant.tenant_id), transaction(self._runtime.engine) as conn:
-                    attempt = Unit(self._runtime, tenant, lease, items, conn, self._early(tenant, lease, kept))
+                    send = self._send if self._calm else None
+                    attempt = Unit(self._runtime, tenant, lease, items, conn, send, self._kept)
                     # Where sending is stopped, what is born leased would only have to be given back.
                     at_once = self._capacity() if tenant.sending else 0
                     ordered = attempt.run(planned, queues, at_once)
-                kept.tell(True)
                 self.more = self.more or attempt.reads_again
             except NeedQueues as need:
-                items, queues = attempt.items, queues | need.queue_ids
+                queues |= need.queue_ids
             except Unstored:
                 items = keep(self._runtime, tenant, items)
             except LostLease:
                 return
             except QueueBusy:
+                items = keep(self._runtime, tenant, items)
                 after = random.uniform(0.3, 0.7)  # noqa: S311 - jitter, not a secret
                 self._return(tenant, lease, [i.event.event_id for i in items], after=after, reason="queue_busy")
                 return
@@ -306,28 +312,24 @@ class Decider:
                 if is_contention(error) and tries < _CONTENTION_TRIES:
                     time.sleep(random.uniform(0.005, 0.05) * tries)  # noqa: S311 - jitter, not a secret
                     continue
+                items = keep(self._runtime, tenant, items)
                 if is_contention(error):
                     self._return(tenant, lease, [i.event.event_id for i in items], after=1.0, reason="queue_busy")
                     return
                 self._alone(tenant, lease, items, error, planned)
                 return
-            except (store.ConfigurationChanged, saving.LostGuard):
+            except (store.ConfigurationChanged, saving.LostGuard, NotKept):
                 raise
             except Exception as error:  # noqa: BLE001 - the good leads of a unit must not wait for the bad one
+                items = keep(self._runtime, tenant, items)
                 self._alone(tenant, lease, items, error, planned)
                 return
             else:
                 self._sent.update(one.outbox_id for one in ordered)
-                if ordered and not attempt.sent:
-                    self._send(tenant.tenant_id, lease, ordered, attempt.born, KEPT)
+                self._send(tenant.tenant_id, attempt.leased, any(not one.leased for one in ordered))
                 if attempt.wants_drain:
                     self._runtime.wake()
                 return
-            finally:
-                kept.tell(False)
-
-    def _early(self, tenant: Tenant, lease: UUID, kept: Kept) -> Early:
-        return lambda ordered, born: self._send(tenant.tenant_id, lease, ordered, born, kept)
 
     def _alone(
         self, tenant: Tenant, lease: UUID, items: Sequence[Item], error: Exception, planned: Planned | None

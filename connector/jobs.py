@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -13,6 +15,7 @@ from adapters.base import Adapter
 from adapters.client import Client
 from connector import oauth, work
 from connector.breaker import breaker_left
+from connector.kept import KEPT, Kept
 from connector.runtime import Runtime, Tenant
 from connector.tables import breakers
 from routing import tables as t
@@ -53,6 +56,32 @@ class Job:
     def sent(self) -> bool:
         """Whether a write of an earlier try may have reached the CRM."""
         return bool(self.row.sent)
+
+
+@dataclass(slots=True)
+class Leased:
+    """A write that was born leased, on its way to a sender of this process.
+
+    ``row`` is what :func:`look` gives, if that was asked already: no earlier than ``read_at`` (monotonic seconds). With
+    a ``lead_ref`` the write may still be on its way into the database, and until ``kept`` says that it is there, the
+    sender reads that lead in the CRM and does nothing else.
+    """
+
+    tenant: Tenant
+    lease: UUID
+    outbox_id: UUID
+    lead_ref: str | None = None
+    kept: Kept = KEPT
+    row: sa.Row[Any] | None = None
+    read_at: float = field(default_factory=time.monotonic)
+
+    def looked(self, found: Sequence[Any]) -> None:
+        """What :func:`look` gave."""
+        self.row = found[0] if found else None
+
+
+#: Hands a tenant's writes that were born leased to the senders of this process, and says whether there are others.
+Send = Callable[[UUID, Sequence[Leased], bool], None]
 
 
 def _agent_ref(agent_id: Any) -> Any:

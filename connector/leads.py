@@ -20,7 +20,7 @@ from connector.database import at_once, at_rest, new_id, pipelined, unit
 from connector.kept import Kept
 from connector.runtime import Runtime, Tenant
 from routing import tables as t
-from routing.facts import Identities, identities
+from routing.facts import Identities, identities, lead_to_json
 from routing.flight import Ask, Asking, Statement, listed, question
 from routing.model import Flag, Lead, Role
 from routing.stages import Mode
@@ -108,17 +108,22 @@ class Unstored(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is stored of a lead as read: its facts, and by what it is found to be somebody's."""
+    """A lead as read, with what is stored of it: its facts, and by what it is found to be somebody's."""
 
+    lead: Lead
     facts: dict[str, Any]
     identities: Identities
+
+
+def told(tenant: Tenant, lead: Lead) -> Told:
+    """What is stored of this lead."""
+    return Told(lead, lead_to_json(lead), identities_of(tenant, lead))
 
 
 def remember(
     runtime: Runtime,
     tenant: Tenant,
-    leads: Mapping[str, Lead],
-    told: Mapping[str, Told],
+    leads: Mapping[str, Told],
     known: Mapping[str, Known],
     kept: Kept,
     *,
@@ -129,19 +134,20 @@ def remember(
     But one that is `alone` and was never seen before is left to :func:`connector.reading.storing`: what does it then is
     given as well.
     """
-    if alone and all(ref not in known and lead.ref == ref and not lead.former_refs for ref, lead in leads.items()):
+    if alone and all(
+        ref not in known and one.lead.ref == ref and not one.lead.former_refs for ref, one in leads.items()
+    ):
         made = {ref: new_id() for ref in leads}
-        return made, _FRESH(**_fresh(tenant, leads, told, made)) if made else None
+        return made, _ALONG(**_fresh(tenant, leads, made)) if made else None
     kept.sure()
     ids = {ref: known[ref].lead_id for ref in leads if ref in known}
-    ids |= _rekeyed(runtime, tenant.tenant_id, {ref: lead for ref, lead in leads.items() if ref not in known})
-    fresh = {ref: lead for ref, lead in leads.items() if ref not in ids}
-    stored = _store_fresh(runtime, tenant, fresh, told)
-    changed = {ref: lead for ref, lead in leads.items() if ref not in stored}
+    ids |= _rekeyed(runtime, tenant.tenant_id, {ref: one.lead for ref, one in leads.items() if ref not in known})
+    stored = _store_fresh(runtime, tenant, {ref: one for ref, one in leads.items() if ref not in ids})
+    changed = {ref: one for ref, one in leads.items() if ref not in stored}
     if changed:
         with at_rest(runtime.engine) as conn:  # another worker may have stored some of them first
             ids |= {ref: found.lead_id for ref, found in known_leads(conn, tenant.tenant_id, list(changed)).items()}
-        _store_facts(runtime, tenant, changed, told, ids)
+        _store_facts(runtime, tenant, changed, ids)
     return ids | stored, None
 
 
@@ -194,11 +200,8 @@ def _rekeyed(runtime: Runtime, tenant_id: UUID, leads: Mapping[str, Lead]) -> di
 
 # One statement and one round trip for leads never seen before: lead, ref, facts and identities, all or nothing. Refs go
 # in by the order of their bytes (collation C), so that two workers wait for each other one way round. A ref that is
-# taken gives no row, and then nothing of its lead is stored here. It does not wait for the disk: nothing is answered on
-# it, and the commit of the unit that decides these leads, which comes after it in the log, brings it there.
-_FRESH = Statement(
-    sa.text(
-        """
+# taken gives no row, and then nothing of its lead is stored here.
+_FRESH = """
         WITH given AS (
             SELECT * FROM unnest(
                 CAST(:refs AS text[]), CAST(:ids AS uuid[]), CAST(:created AS timestamptz[]), CAST(:facts AS jsonb[])
@@ -224,45 +227,38 @@ _FRESH = Statement(
             INSERT INTO lead_identities (tenant_id, digest, lead_id)
             SELECT CAST(:tenant AS uuid), digest, lead_id FROM pairs JOIN stored USING (lead_id)
         )
-        SELECT ref, lead_id, set_config('synchronous_commit', 'off', true) FROM stored
-        """
-    )
-)
+        SELECT ref, lead_id{} FROM stored
+"""
+# Along with the unit that decides the lead.
+_ALONG = Statement(sa.text(_FRESH.format("")))
+# By itself it does not wait for the disk: nothing is answered on it, and the commit of the unit that decides these
+# leads, which comes after it in the log, brings it there.
+_AHEAD = Statement(sa.text(_FRESH.format(", set_config('synchronous_commit', 'off', true)")))
 
 
-def _store_fresh(
-    runtime: Runtime, tenant: Tenant, leads: Mapping[str, Lead], told: Mapping[str, Told]
-) -> dict[str, UUID]:
+def _store_fresh(runtime: Runtime, tenant: Tenant, leads: Mapping[str, Told]) -> dict[str, UUID]:
     """Store leads that were not known; the ids of those that were indeed new."""
     if not leads:
         return {}
-    values = _fresh(tenant, leads, told, {ref: new_id() for ref in leads})
-    return {row.ref: row.lead_id for row in at_once(runtime.engine, _FRESH, values)}
+    values = _fresh(tenant, leads, {ref: new_id() for ref in leads})
+    return {row.ref: row.lead_id for row in at_once(runtime.engine, _AHEAD, values)}
 
 
-def _fresh(
-    tenant: Tenant, leads: Mapping[str, Lead], told: Mapping[str, Told], ids: Mapping[str, UUID]
-) -> dict[str, Any]:
-    """The parameters of :data:`_FRESH`."""
-    pairs = [(digest, ids[ref]) for ref in leads for digest in told[ref].identities.all]
+def _fresh(tenant: Tenant, leads: Mapping[str, Told], ids: Mapping[str, UUID]) -> dict[str, Any]:
+    """The parameters of what stores leads never seen before."""
+    pairs = [(digest, ids[ref]) for ref, one in leads.items() for digest in one.identities.all]
     return {
         "tenant": tenant.tenant_id,
         "refs": list(leads),
         "ids": [ids[ref] for ref in leads],
-        "created": [lead.created_at for lead in leads.values()],
-        "facts": [json.dumps(told[ref].facts) for ref in leads],
+        "created": [one.lead.created_at for one in leads.values()],
+        "facts": [json.dumps(one.facts) for one in leads.values()],
         "digests": [digest for digest, _ in pairs],
         "owners": [lead_id for _, lead_id in pairs],
     }
 
 
-def _store_facts(
-    runtime: Runtime,
-    tenant: Tenant,
-    leads: Mapping[str, Lead],
-    told: Mapping[str, Told],
-    ids: Mapping[str, UUID],
-) -> None:
+def _store_facts(runtime: Runtime, tenant: Tenant, leads: Mapping[str, Told], ids: Mapping[str, UUID]) -> None:
     """Store what is now known of leads that Turnlock had; an older reading never replaces a newer one."""
     tenant_id = tenant.tenant_id
     facts = insert(t.lead_facts)
@@ -274,11 +270,11 @@ def _store_facts(
                 where=t.lead_facts.c.read_at <= facts.excluded.read_at,
             ),
             [
-                {"tenant_id": tenant_id, "lead_id": ids[ref], "facts": told[ref].facts, "read_at": now}
+                {"tenant_id": tenant_id, "lead_id": ids[ref], "facts": leads[ref].facts, "read_at": now}
                 for ref in sorted(leads, key=lambda r: ids[r])
             ],
         )
-        _keep_identities(conn, tenant, {ids[ref]: told[ref].identities for ref in leads})
+        _keep_identities(conn, tenant, {ids[ref]: one.identities for ref, one in leads.items()})
 
 
 def keep_identities(conn: sa.Connection, tenant: Tenant, leads: Mapping[UUID, Lead]) -> None:

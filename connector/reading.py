@@ -18,12 +18,12 @@ import sqlalchemy as sa
 from adapters.base import Adapter, EventKind
 from adapters.client import Client
 from adapters.outcome import CrmError, Outcome
-from connector.database import at_rest, opening
+from connector.database import at_rest
 from connector.kept import KEPT, Kept
-from connector.leads import Known, Told, Unstored, identities_of, known_leads, remember
+from connector.leads import Known, Unstored, known_leads, remember, told
 from connector.runtime import Runtime, Tenant
-from routing.facts import Identities, lead_from_json, lead_to_json, rule_digest
-from routing.flight import COMMIT, Ask, Asking, together
+from routing.facts import Identities, lead_from_json, rule_digest
+from routing.flight import Ask, Asking, together
 from routing.model import Flag, Lead, Role
 from routing.stages import Mode
 from routing.store import TenantRow
@@ -71,6 +71,11 @@ class Read:
     missing: list[tuple[sa.Row[Any], UUID | None]]
     refused: list[tuple[sa.Row[Any], str]]
     later: list[sa.Row[Any]]
+
+    @property
+    def along(self) -> bool:
+        """Whether nothing is to be written of it but by its unit, which stores its lead, too."""
+        return not self.missing and not self.refused and any(item.unstored is not None for item in self.items)
 
 
 def known_now(
@@ -147,8 +152,8 @@ def read_events(
             break
     # A lead that comes alone pays no round trip for being stored; one that settles waits in its row.
     alone = len(rows) == 1 and not (adapter.settle or runtime.plan(None, configured).settle)
-    told = {ref: Told(lead_to_json(lead), identities_of(tenant, lead)) for ref, lead in leads.items()}
-    ids, unstored = remember(runtime, tenant, leads, told, known, kept, alone=alone)
+    all_told = {ref: told(tenant, lead) for ref, lead in leads.items()}
+    ids, unstored = remember(runtime, tenant, all_told, known, kept, alone=alone)
     items = []
     for row in rows:
         ref = refs.get(row.event_id)
@@ -167,8 +172,8 @@ def read_events(
                     lead_id=ids[ref],
                     lead=lead,
                     version=known[ref].version if ref in known else 0,
-                    digest=rule_digest(lead, told[ref].facts),
-                    identities=told[ref].identities,
+                    digest=rule_digest(lead, all_told[ref].facts),
+                    identities=all_told[ref].identities,
                     fresh=not (ref in known and known[ref].stands),
                     settles_at=known[ref].settles_at if ref in known else None,
                     kept=known[ref].kept(row.kind) if ref in known else {},
@@ -229,26 +234,19 @@ def _fetch(
     return found, bad, {ref for batch in batches for ref in batch}
 
 
-def storing(conn: sa.Connection, items: Sequence[Item]) -> Asking[None]:
-    """Stores the leads of these that are not stored yet, in a transaction of its own ahead of the unit's.
-
-    So a lead is there whatever becomes of its unit. Raises :class:`Unstored`.
-    """
+def storing(items: Sequence[Item]) -> Asking[None]:
+    """Stores those leads of a unit that are not stored yet, ahead of its locks. Raises :class:`Unstored`."""
     asks = [item.unstored for item in items if item.unstored is not None]
-    if not asks:
-        return
-    before = next(opening(conn))
-    rows = yield [*before, *asks, COMMIT]
-    if not all(rows[len(before) : -1]):
+    if asks and not all((yield asks)):
         raise Unstored
 
 
 def keep(runtime: Runtime, tenant: Tenant, items: Sequence[Item]) -> list[Item]:
-    """Make sure that these are stored after :class:`Unstored`, under whichever id that was. Commits."""
+    """Make sure that these are stored after all, with or without their unit, under whichever id. Commits."""
     unstored = [item for item in items if item.unstored is not None]
-    leads = {item.lead.ref: item.lead for item in unstored}
-    told = {item.lead.ref: Told(lead_to_json(item.lead), item.identities) for item in unstored}
-    ids, _ = remember(runtime, tenant, leads, told, {}, KEPT, alone=False)
+    if not unstored:
+        return list(items)
+    ids, _ = remember(runtime, tenant, {i.lead.ref: told(tenant, i.lead) for i in unstored}, {}, KEPT, alone=False)
     return [
         item if item.unstored is None else replace(item, lead_id=ids[item.lead.ref], unstored=None) for item in items
     ]

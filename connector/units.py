@@ -5,9 +5,10 @@ Whatever is read under a lock is dropped when the transaction rolls back; nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -17,14 +18,17 @@ from connector import inbox, jobs, testing, work
 from connector.alarms import open_alarm
 from connector.busy import PROBE
 from connector.database import new_id, opening, patiently
+from connector.jobs import Leased, Send
+from connector.kept import Kept
 from connector.lanes import Planned, came_owned, lanes
 from connector.reading import Item, storing
 from connector.runtime import Runtime, Tenant
 from connector.seen import Seen
 from connector.shadow import Beside
+from connector.wake import give_way
 from routing import saving, staging, store
 from routing.decide import Bench, Case, Decision, Outcome, Plan, Waiting
-from routing.flight import COMMIT, Asking, Rows, fly, together
+from routing.flight import COMMIT, Ask, Asking, fly, together
 from routing.gate import Step, Verdict, gate
 from routing.model import Flag, Load, Reason, Role
 from routing.skips import next_change, quiet_until
@@ -35,10 +39,6 @@ BEHIND = timedelta(seconds=30)
 FORCED = ("console", "replay")
 # Seconds after which the drain looks at a lead that was held, if nothing is known to change before.
 _LOOK_AGAIN = 15.0
-
-
-#: Hands the write of a lead that came alone to its sender, while the unit is committed.
-Early = Callable[[Sequence[saving.Ordered], Mapping[UUID, sa.Row[Any]]], None]
 
 
 @dataclass(slots=True)
@@ -67,52 +67,59 @@ class Unit:
         lease: UUID,
         items: Sequence[Item],
         conn: sa.Connection,
-        send: Early,
+        send: Send | None,
+        kept: Kept,
     ) -> None:
         self._runtime = runtime
-        self._tenant_id = tenant.tenant_id
+        self._tenant, self._tenant_id = tenant, tenant.tenant_id
         self._lease = lease
-        #: As they are to be tried again, if they are.
-        self.items = items
+        self._items = items
         self._conn = conn
-        self._send = send
+        # Only for a write whose lead may be read while it is being saved.
+        self._send, self._kept = send, kept
         self._result = _Result()
         # Whether an agent may hold one open lead less after this unit.
         self._room = False
         #: Whether leads wait that the drain should look at, once this is committed.
         self.wants_drain = False
-        #: What the senders of writes that were born leased need, where it was read already.
-        self.born: Mapping[UUID, sa.Row[Any]] = {}
-        #: Whether the write of a lead that came alone was handed over while this is being committed.
-        self.sent = False
+        #: Writes that were born leased, to be handed over once this is committed; those handed over ahead are not here.
+        self.leased: list[Leased] = []
 
     def run(self, planned: Planned | None, more_queues: Collection[UUID], send_at_once: int) -> list[saving.Ordered]:
         """Decide and save; the writes that it ordered. Without `planned` the configuration is held still meanwhile.
 
         Raises :class:`routing.store.ConfigurationChanged`, :class:`routing.decide.NeedQueues`,
         :class:`connector.busy.QueueBusy` or :class:`connector.leads.Unstored`, upon which the caller rolls back and
-        starts anew.
+        starts anew. It ends with one of these, too, only once it is sure that what it decides about is committed.
         """
+        try:
+            self._decide(planned, more_queues)
+        finally:
+            self._kept.sure()  # whatever came of it is written next
+        return self._save(send_at_once)
+
+    def _decide(self, planned: Planned | None, more_queues: Collection[UUID]) -> None:
         conn, tenant_id, runtime = self._conn, self._tenant_id, self._runtime
-        first: list[Asking[Any]] = [storing(conn, self.items), opening(conn)]
+        first: list[Asking[Any]] = [opening(conn)]
         # The lock order of the project: (configuration, only without a plan) leads, identities, queues.
         if planned is None:
-            _, self._now, row = together(conn, *first, store.tenant_row.of(tenant_id, share=True))
-            ((planned, _),) = lanes(runtime, conn, row, self.items)  # one lead, so one lane
+            self._now, row = together(conn, *first, store.tenant_row.of(tenant_id, share=True))
+            ((planned, _),) = lanes(runtime, conn, row, self._items)  # one lead, so one lane
             first = []
-        known_by = [i.identities.all if planned.plan.households else i.identities.personal for i in self.items]
+        known_by = [i.identities.all if planned.plan.households else i.identities.personal for i in self._items]
         digests = frozenset[bytes]().union(*known_by)
-        wanted = {q for item in self.items if (q := planned.choice(item)[0]) is not None} | set(more_queues)
-        wanted = set(planned.lines_of({*wanted, *planned.watched(self.items)}))
+        wanted = {q for item in self._items if (q := planned.choice(item)[0]) is not None} | set(more_queues)
+        wanted = set(planned.lines_of({*wanted, *planned.watched(self._items)}))
         now = runtime.database_clock.now()
-        self._chosen = {i.lead_id: a for i in self.items if (a := testing.chosen(runtime, tenant_id, i.lead, now))}
+        self._chosen = {i.lead_id: a for i in self._items if (a := testing.chosen(runtime, tenant_id, i.lead, now))}
         self._planned, self._plan, self._digests = planned, planned.plan, digests
         with runtime.busy.asking(wanted) as held:
             queues = store.lock_queues.of(tenant_id, wanted)
-            *opened, self._versions, _, self._locked, self._row, self._known = together(
+            *opened, _, self._versions, _, self._locked, self._row, self._known = together(
                 conn,
                 *first,
-                store.lock_leads.of(tenant_id, {item.lead_id for item in self.items}),
+                storing(self._items),
+                store.lock_leads.of(tenant_id, {item.lead_id for item in self._items}),
                 store.lock_identities.of(tenant_id, digests),
                 patiently.of(PROBE, queues) if held else queues,
                 # Only behind these, with every lock granted, is anything read that a decision rests on.
@@ -120,26 +127,23 @@ class Unit:
                 self._seen(self._plan, wanted),
             )
         if opened:
-            _, self._now = opened
-        if any(item.unstored is not None for item in self.items):
-            self.items = [replace(item, unstored=None) for item in self.items]
+            (self._now,) = opened
         if self._row.version != planned.row.version:
             raise store.ConfigurationChanged
         at = runtime.clock(self._now)
-        self._known.look_further(conn, tenant_id, self._plan, self.items, at)
+        self._known.look_further(conn, tenant_id, self._plan, self._items, at)
         self._bench = self._bench_of(self._plan, self._known, at)
         self._beside = self._shadows(at)
         self._open_writes = {row.lead_id for row in self._known.roles.values() if row.open_write}
-        for item in sorted(self.items, key=lambda i: self._known.waiting_since(i, self._now)):
+        for item in sorted(self._items, key=lambda i: self._known.waiting_since(i, self._now)):
             if item.role is Role.COLLABORATOR:
                 self._collaborator(item)
             else:
                 self._owner(item)
-        return self._save(send_at_once)
 
     def _seen(self, plan: Plan, queue_ids: Collection[UUID]) -> Asking[Seen]:
         chosen = self._chosen.values()
-        return Seen.asked(self._tenant_id, plan, queue_ids, self.items, self._digests, chosen)
+        return Seen.asked(self._tenant_id, plan, queue_ids, self._items, self._digests, chosen)
 
     def _bench_of(self, plan: Plan, known: Seen, at: datetime) -> Bench:
         loads = self._loads(plan, known, at)
@@ -159,13 +163,13 @@ class Unit:
 
         def bench_of(plan: Plan) -> Bench:
             (known,) = together(self._conn, self._seen(plan, self._locked))
-            known.look_further(self._conn, self._tenant_id, plan, self.items, at)
+            known.look_further(self._conn, self._tenant_id, plan, self._items, at)
             return self._bench_of(plan, known, at)
 
         held = [row.lead_id for row in self._known.roles.values() if row.state == "held"]
         found = [Beside(self._conn, self._tenant_id, watch, self._now) for watch in self._planned.watches]
         for one in found:
-            if one.flag is not Flag.WRITE_BACK or any(came_owned(item) for item in self.items):
+            if one.flag is not Flag.WRITE_BACK or any(came_owned(item) for item in self._items):
                 one.load(self._plan, bench_of, self._locked, held)
         return found
 
@@ -353,17 +357,20 @@ class Unit:
         asks = [*inbox.end_decided(tenant_id, self._lease, result.done), *saved.asks]
         if Flag.ROTATION in plan.flags:
             asks += saving.moved_lines(tenant_id, self._bench.queues, self._bench.lines, saved.drafts, self._now)
+        leased = [Leased(self._tenant, self._lease, one.outbox_id) for one in saved.ordered if one.leased]
         if not self._has_more_to_say():
-            born = [one.outbox_id for one in saved.ordered if one.leased]
-            if len(saved.ordered) == len(born) == 1:
-                # Its sender reads the lead in the CRM meanwhile, and writes nothing before it is told of the commit.
-                fly(conn, [*asks, jobs.look(tenant_id, self._lease, born[0]), COMMIT], self._sender_of(saved.ordered))
+            looks = [jobs.look(tenant_id, self._lease, one.outbox_id) for one in leased]
+            if len(saved.ordered) == len(leased) == 1 and self._send is not None:
+                self._save_with(self._send, leased[0], saved.ordered[0].lead_id, [*asks, *looks, COMMIT])
                 return saved.ordered
             # What their senders need is read in the same flight, behind the commit.
-            rows = fly(conn, [*asks, COMMIT, *(jobs.look(tenant_id, self._lease, one) for one in born)])
-            self.born = {one: found[0] for one, found in zip(born, rows[len(asks) + 1 :], strict=True) if found}
+            rows = fly(conn, [*asks, COMMIT, *looks])
+            for born, found in zip(leased, rows[len(asks) + 1 :], strict=True):
+                born.looked(found)
+            self.leased = leased
             return saved.ordered
         fly(conn, asks)
+        self.leased = leased
         self._tell_of_held()
         staging.keep_modes(conn, tenant_id, result.modes)
         staging.note_crm_owners(conn, tenant_id, result.crm_owners, self._now)
@@ -377,19 +384,22 @@ class Unit:
             inbox.return_events(conn, tenant_id, self._lease, result.again, after=timedelta(0), reason="read_again")
         return saved.ordered
 
-    def _sender_of(self, ordered: Sequence[saving.Ordered]) -> Callable[[Sequence[Rows]], None]:
-        def early(answers: Sequence[Rows]) -> None:
-            if answers[-1]:
-                self.sent = True
-                self._send(ordered, {ordered[0].outbox_id: answers[-1][0]})
-
-        return early
+    def _save_with(self, send: Send, one: Leased, lead_id: UUID, asks: Sequence[Ask]) -> None:
+        """Save while the sender of the only write reads its lead in the CRM: nothing else before the commit is sure."""
+        one.lead_ref, one.kept = next(item.lead.ref for item in self._items if item.lead_id == lead_id), Kept()
+        try:
+            *_, found, _ = fly(self._conn, asks, sent=partial(send, self._tenant_id, [one], False))
+            one.looked(found)
+            one.kept.tell(True)
+        finally:
+            one.kept.tell(False)
+        give_way()
 
     def _has_more_to_say(self) -> bool:
         """Whether something is to be written beside decisions and lines, which most units do not come to."""
         result = self._result
         held = any(item.decision.outcome is Outcome.HELD for item in result.decided)
-        told = held or self._room or self.wants_drain or any(item.event.source == "held" for item in self.items)
+        told = held or self._room or self.wants_drain or any(item.event.source == "held" for item in self._items)
         return bool(told or self._beside or result.modes or result.crm_owners or result.behind or result.again)
 
     def _tell_of_held(self) -> None:
@@ -397,7 +407,7 @@ class Unit:
             work.want_if_held(self._conn, self._tenant_id)
         # A batch of the drain that led anywhere is followed by the next one at once.
         served = {item.decision.lead_id for item in self._result.decided if item.decision.outcome is Outcome.ASSIGNED}
-        if any(item.event.source == "held" and item.lead_id in served for item in self.items):
+        if any(item.event.source == "held" and item.lead_id in served for item in self._items):
             self.wants_drain = True
         if self.wants_drain:
             work.want(self._conn, self._tenant_id, "held")

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -26,14 +26,14 @@ from connector import inbox, log, work
 from connector.chores import run_chore
 from connector.database import at_rest, is_outage, unit
 from connector.decide import Decider, Found, first_questions
-from connector.kept import KEPT, Kept, NotKept
+from connector.jobs import Leased
+from connector.kept import Kept, NotKept
 from connector.limits import lane
 from connector.runtime import Runtime
 from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS, give_way, heard
 from connector.writeback import Sender
 from routing.flight import Aside
 from routing.model import TELLING
-from routing.saving import Ordered
 
 # The net under lost wakes, and what makes rows due by time alone start: half a second late at most.
 LOOK = 0.5
@@ -157,7 +157,7 @@ class Worker:
             },
             ((EVENTS,), _SENDING, (_CHORES,)),
         )
-        self._leased: queue.SimpleQueue[tuple[UUID, UUID, UUID, sa.Row[Any] | None, float, Kept]] = queue.SimpleQueue()
+        self._leased: queue.SimpleQueue[Leased] = queue.SimpleQueue()
         self._handed: queue.SimpleQueue[tuple[UUID, UUID, Sequence[sa.Row[Any]], Found | None, Kept]] = (
             queue.SimpleQueue()
         )
@@ -220,17 +220,18 @@ class Worker:
         self._return_handed()
         while True:
             try:
-                tenant_id, lease, outbox_id, _, _, kept = self._leased.get_nowait()
+                one = self._leased.get_nowait()
             except queue.Empty:
                 return
             try:
-                self._return_leased(tenant_id, lease, outbox_id, kept)
+                self._return_leased(one)
             except SQLAlchemyError:
                 return  # the lease runs out by itself
 
-    def _return_leased(self, tenant_id: UUID, lease: UUID, outbox_id: UUID, kept: Kept) -> None:
+    def _return_leased(self, one: Leased) -> None:
+        tenant_id, lease, outbox_id = one.tenant.tenant_id, one.lease, one.outbox_id
         try:
-            kept.sure()
+            one.kept.sure()
             with unit(self._runtime.engine) as (conn, _):
                 work.return_outbox(conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason=None)
         except NotKept:
@@ -342,17 +343,18 @@ class Worker:
                 return
             if taken is None:
                 try:
-                    leased = self._leased.get_nowait()
+                    one = self._leased.get_nowait()
                 except queue.Empty:
                     return
-                if not self._board.begin(_SENDING, OWNERS, leased[0]):
-                    self._return_leased(*leased[:3], leased[-1])
-                    self._board.post(OWNERS, leased[0])
+                tenant_id = one.tenant.tenant_id
+                if not self._board.begin(_SENDING, OWNERS, tenant_id):
+                    self._return_leased(one)
+                    self._board.post(OWNERS, tenant_id)
                     return
                 try:
-                    sender.send_leased(*leased)
+                    sender.send_leased(one)
                 finally:
-                    self._board.done(OWNERS, leased[0], more=False)
+                    self._board.done(OWNERS, tenant_id, more=False)
                 return
             kind, tenant_id = taken
             more = True
@@ -369,23 +371,14 @@ class Worker:
     def _free_senders(self) -> int:
         return max(0, self._idle - self._leased.qsize())
 
-    def _hand_over(
-        self,
-        tenant_id: UUID,
-        lease: UUID,
-        ordered: Sequence[Ordered],
-        born: Mapping[UUID, sa.Row[Any]],
-        kept: Kept,
-    ) -> None:
-        now = time.monotonic()
-        for item in ordered:
-            if item.leased:
-                self._leased.put((tenant_id, lease, item.outbox_id, born.get(item.outbox_id), now, kept))
-                self._board.call(OWNERS)
-                if len(ordered) == 1 and kept is KEPT:
-                    give_way()
-        if any(not item.leased for item in ordered):
+    def _hand_over(self, tenant_id: UUID, leased: Sequence[Leased], others: bool) -> None:
+        for one in leased:
+            self._leased.put(one)
+            self._board.call(OWNERS)
+        if others:
             self._board.post(OWNERS, tenant_id)
+        elif len(leased) == 1:
+            give_way()
 
     def _chores(self) -> None:
         lane.set(Lane.CHORES)

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -26,8 +27,8 @@ from connector.agents import keep_agents
 from connector.alarms import open_alarm
 from connector.database import at_rest, is_contention, is_outage, unit
 from connector.endings import confirm, gone, refuse, stale, supersede
-from connector.jobs import Job
-from connector.kept import KEPT, Kept, NotKept
+from connector.jobs import Job, Leased
+from connector.kept import NotKept
 from connector.notes import told
 from connector.runtime import Runtime, Tenant
 from routing import tables as t
@@ -36,7 +37,8 @@ from routing.model import TELLING, AgentSeen, Lead
 
 # What a decider read for a sender serves for so long, in seconds: longer only if no sender was free after all.
 _FRESH = 1.0
-# What was read of the tenant's switches counts as how they stand for so long: no longer than a call takes to arrive.
+# What was read ahead, of a lead or of the tenant's switches, counts as how it stands for so long: no longer than a call
+# takes to arrive.
 _JUST_NOW = 0.1
 # Several CRMs accept an inactive owner with 200: an agent not read for this long is read again before the write.
 _AGENT_FRESH = timedelta(seconds=60)
@@ -64,6 +66,16 @@ def _lane(row: sa.Row[Any]) -> str:
     return "note" if row.kind in TELLING else "all"
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """What was read of a lead while its write was being saved, and when (monotonic seconds); or why it was not."""
+
+    lead_ref: str
+    at: float
+    lead: Lead | None = None
+    error: Exception | None = None
+
+
 class Sender:
     """Sends outbox rows. One per thread."""
 
@@ -71,7 +83,7 @@ class Sender:
         self._runtime = runtime
         # What is known of the row in hand beyond its columns; kept with it when it is given back.
         self._sent = False
-        self._kept = KEPT
+        self._ahead: _Ahead | None = None
         self._empty_writes = 0
         self._probe = breaker.Probe(runtime.engine)
         self._pauses = 0
@@ -88,30 +100,28 @@ class Sender:
                 claimed = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
                 rows = fly(conn, [jobs.look(tenant_id, lease, outbox_id) for outbox_id in claimed])
             read_at = time.monotonic()
-            return sum(self._send(tenant_id, lease, row, read_at) for (row,) in filter(None, rows))
+            if not (claimed and rows[0]):
+                return 0
+            (row,) = rows[0]
+            with self._runtime.limits.row(tenant_id, _LANES.get(row.kind, Lane.OWNERS)) as now:
+                return int(self._send(tenant_id, lease, row, read_at, now))
 
-    def send_leased(
-        self,
-        tenant_id: UUID,
-        lease: UUID,
-        outbox_id: UUID,
-        row: sa.Row[Any] | None = None,
-        read_at: float = 0.0,
-        kept: Kept = KEPT,
-    ) -> None:
-        """Send a row that was born leased. Nothing happens when the lease is over or sending was stopped.
+    def send_leased(self, one: Leased) -> None:
+        """Send a row that was born leased. Nothing happens when it is not saved, the lease is over or sending stopped.
 
-        `row` is what :func:`jobs.look` gave at `read_at` (monotonic seconds), if that was asked already. Until `kept`
-        says that it is committed, the lead is read in the CRM and nothing else is done.
+        One that is still being saved has its lead read meanwhile.
         """
-        with self._given_back(tenant_id, lease, outbox_id), suppress(NotKept):
-            self._kept = kept
-            if not (row is not None and row.sending and row.wait is None and row.epoch >= row.newest_epoch):
-                self._sure()
+        tenant_id, lease, outbox_id = one.tenant.tenant_id, one.lease, one.outbox_id
+        limits = self._runtime.limits.row(tenant_id, Lane.OWNERS)
+        with self._given_back(tenant_id, lease, outbox_id), suppress(NotKept), limits as now:
+            if now and one.lead_ref is not None:
+                self._ahead = self._read_ahead(one.tenant, one.lead_ref)
+            one.kept.sure()
+            row, read_at = one.row, one.read_at
             if row is None or time.monotonic() - read_at > _FRESH:
                 row, read_at = self._look(tenant_id, lease, outbox_id), time.monotonic()
             if row is not None and row.sending:
-                self._send(tenant_id, lease, row, read_at)
+                self._send(tenant_id, lease, row, read_at, now)
                 return
             with unit(self._runtime.engine) as (conn, _):
                 # Sending was stopped in between: whoever starts it again must not wait for the lease to run out.
@@ -119,10 +129,17 @@ class Sender:
                     conn, tenant_id, lease, outbox_id, after=timedelta(0), counts=False, reason="stopped"
                 )
 
+    def _read_ahead(self, tenant: Tenant, lead_ref: str) -> _Ahead:
+        try:
+            lead = tenant.adapter.fetch_leads(oauth.client(self._runtime, tenant), [lead_ref]).get(lead_ref)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where the write meets it
+            return _Ahead(lead_ref, time.monotonic(), error=error)
+        return _Ahead(lead_ref, time.monotonic(), lead)
+
     @contextmanager
     def _given_back(self, tenant_id: UUID, lease: UUID, outbox_id: UUID | None) -> Iterator[None]:
         """What the lease still holds when the database is lost meanwhile is given back once it is there again."""
-        self._sent, self._kept = False, KEPT
+        self._sent, self._ahead = False, None
         try:
             yield
         except SQLAlchemyError as error:
@@ -130,13 +147,11 @@ class Sender:
             self._runtime.abandoned.note(error, back)
             raise
 
-    def _send(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], read_at: float) -> bool:
-        """Send a row, unless what its CRM lets us call is used up: then it is given back, and False."""
-        with self._runtime.limits.row(tenant_id, _LANES.get(row.kind, Lane.OWNERS)) as now:
-            if now:
-                self._send_now(tenant_id, lease, row, read_at)
-                return True
-        self._sure()
+    def _send(self, tenant_id: UUID, lease: UUID, row: sa.Row[Any], read_at: float, now: bool) -> bool:
+        """Send a row, unless what its CRM lets us call is used up (not `now`): then it is given back, and False."""
+        if now:
+            self._send_now(tenant_id, lease, row, read_at)
+            return True
         with unit(self._runtime.engine) as (conn, _):  # due as it was, in its place among the others
             work.release_outbox(conn, tenant_id, lease, outbox_id=row.outbox_id)
         return False
@@ -156,29 +171,20 @@ class Sender:
                 with unit(self._runtime.engine) as (conn, _):
                     # Only a pause that is over: another thread may have been told to wait just now.
                     breaker.passed(conn, tenant_id, self._probe.mine, _lane(row), wrote=row.kind == "owner")
-        except NotKept:
-            raise
         except CrmError as error:
-            self._sure()
             self._crm_failed(tenant_id, lease, row, error, tenant)
         except SQLAlchemyError as error:
             if is_outage(error):
                 raise
-            self._sure()
             _log.warning("write-back interrupted", tenant=str(tenant_id), **log.fault(error))
             counts = not is_contention(error)
             self._return(tenant_id, lease, row, after=1.0, counts=counts, reason="fault")
         except Exception as error:  # noqa: BLE001 - one row must never take its sender down with it
-            self._sure()
             _log.error("write-back failed", tenant=str(tenant_id), **log.fault(error))
             self._sent = True  # an answer that nobody foresaw: the write may well have been applied
             self._return(tenant_id, lease, row, after=5.0, counts=True, reason="fault")
         finally:
             self._probe.end(tenant_id)
-
-    def _sure(self) -> None:
-        """Wait until the row in hand is committed. Raises :class:`NotKept`."""
-        self._kept.sure()
 
     def _look(self, tenant_id: UUID, lease: UUID, outbox_id: UUID) -> sa.Row[Any] | None:
         with at_rest(self._runtime.engine) as conn:
@@ -263,12 +269,15 @@ class Sender:
         return job.expects_ref is not None and lead.owner_ref == job.expects_ref
 
     def _read(self, job: Job) -> Lead | None:
-        lead = job.adapter.fetch_leads(job.client, [job.lead_ref]).get(job.lead_ref)
-        self._sure()  # whatever it shows is acted upon next
-        return lead
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.lead_ref == job.lead_ref:
+            if ahead.error is not None:
+                raise ahead.error
+            if time.monotonic() - ahead.at < _JUST_NOW:
+                return ahead.lead
+        return job.adapter.fetch_leads(job.client, [job.lead_ref]).get(job.lead_ref)
 
     def _agent_active(self, job: Job) -> bool:
-        self._sure()  # what is seen is stored
         seen: AgentSeen | None = job.adapter.get_agent(job.client, job.agent_ref)
         with unit(self._runtime.engine) as (conn, _):
             found = seen or AgentSeen(ref=job.agent_ref, name="", active=False)

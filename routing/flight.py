@@ -221,11 +221,10 @@ def side_by_side(*askings: Asking[Any]) -> Asking[list[Any]]:
     return answers
 
 
-def fly(conn: sa.Connection, asks: Sequence[Ask], early: Callable[[list[Rows]], None] | None = None) -> list[Rows]:
+def fly(conn: sa.Connection, asks: Sequence[Ask], sent: Callable[[], None] | None = None) -> list[Rows]:
     """Send these in one flight and wait for all answers, in the transaction that `conn` is in.
 
-    `early` is called with the answers to all but the last, which commits, while that is carried out, if nothing failed
-    up to then: it must be quick and never raise, and nothing may rest on what it is told until this returns.
+    `sent` is called once all are on their way, while they are carried out: it must be quick and never raise.
     Raises :class:`sqlalchemy.exc.DBAPIError` for the first statement that failed (with its text), or what that one
     should raise. A connection that is lost is invalidated, and so are the others of its engine.
     """
@@ -235,7 +234,7 @@ def fly(conn: sa.Connection, asks: Sequence[Ask], early: Callable[[list[Rows]], 
     if not (options.get("turnlock_plain") or conn.in_transaction()):
         conn.begin()  # as with any statement that SQLAlchemy sends: a lock must outlast its flight
     try:
-        return _fly(conn.connection, conn.engine, asks, not options.get("turnlock_pooled"), early, len(asks) - 1)
+        return _fly(conn.connection, conn.engine, asks, not options.get("turnlock_pooled"), sent=sent)
     except DBAPIError as error:
         if error.connection_invalidated:
             conn.invalidate(error)
@@ -243,14 +242,18 @@ def fly(conn: sa.Connection, asks: Sequence[Ask], early: Callable[[list[Rows]], 
 
 
 def fly_alone(engine: sa.Engine, asks: Sequence[Ask], early: Callable[[list[Rows]], None] | None = None) -> list[Rows]:
-    """:func:`fly` on a connection taken for it, all as one transaction; `early` is told all answers."""
+    """:func:`fly` on a connection taken for it, all as one transaction.
+
+    `early` is called with the answers while they are being committed, if nothing failed: it must be quick and never
+    raise, and nothing may rest on what it is told until this returns.
+    """
     try:
         held = engine.raw_connection()
     except psycopg.Error as error:  # which SQLAlchemy would wrap where it connects for itself
         raise _told(engine, asks[0], error, lost=False) from error
     lost: BaseException | None = None
     try:
-        return _fly(held, engine, asks, not engine.get_execution_options().get("turnlock_pooled"), early, len(asks))
+        return _fly(held, engine, asks, not engine.get_execution_options().get("turnlock_pooled"), early=early)
     except DBAPIError as error:
         lost = error if error.connection_invalidated else None
         raise
@@ -271,23 +274,15 @@ class _Wire:
     prepared: set[bytes] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class _Early:
-    """Is told the first `those` results as soon as the server has come to them."""
-
-    those: int
-    tell: Callable[[Sequence[pq.abc.PGresult]], None]
-
-
 def _fly(
     held: sa.PoolProxiedConnection,
     engine: sa.Engine,
     asks: Sequence[Ask],
     prepare: bool,
-    early: Callable[[list[Rows]], None] | None,
-    those: int,
+    *,
+    sent: Callable[[], None] | None = None,
+    early: Callable[[list[Rows]], None] | None = None,
 ) -> list[Rows]:
-    """Of all answers `early` is told the first `those`."""
     driver: Any = held.driver_connection
     wire: _Wire | None = held.info.get("turnlock_wire")
     if wire is None:
@@ -310,7 +305,7 @@ def _fly(
             early(answers[:])
 
     try:
-        read(_exchange(driver.pgconn, wire, asks, prepare, None if early is None else _Early(those, ahead)))
+        read(_exchange(driver.pgconn, wire, asks, prepare, sent, ahead if early is not None else None))
         return answers
     except psycopg.Error as error:
         if failed is not None and failed.otherwise is not None and error.sqlstate == _DIVISION_BY_ZERO:
@@ -341,15 +336,22 @@ def _exchange(
     wire: _Wire,
     asks: Sequence[Ask],
     prepare: bool,
-    early: _Early | None,
+    sent: Callable[[], None] | None,
+    early: Callable[[Sequence[pq.abc.PGresult]], None] | None,
 ) -> list[pq.abc.PGresult]:
     """Send, and collect one result for each of `asks`. Raises :class:`psycopg.Error` if the line is lost."""
     try:
         pgconn.enter_pipeline_mode()
-        expected = _send(pgconn, wire, asks, prepare, early.those if early is not None else 0)
+        expected = _send(pgconn, wire, asks, prepare)
+        if early is not None:
+            pgconn.send_flush_request()  # the server would keep the answers until all is committed
         pgconn.pipeline_sync()
         _flush(pgconn)
-        results = _collect(pgconn, wire, expected, early)
+        if sent is not None:
+            sent()
+        results = _collect(pgconn, wire, expected)
+        if early is not None:
+            early(results)
         _end(pgconn)
     except BaseException:
         pgconn.finish()  # whatever is still on the wire must not be taken for somebody else's answer
@@ -357,10 +359,10 @@ def _exchange(
     return results
 
 
-def _send(pgconn: pq.abc.PGconn, wire: _Wire, asks: Sequence[Ask], prepare: bool, those: int) -> list[bytes | None]:
+def _send(pgconn: pq.abc.PGconn, wire: _Wire, asks: Sequence[Ask], prepare: bool) -> list[bytes | None]:
     """What is to come back, in order: for a result that prepares its name, None for one that answers."""
     expected: list[bytes | None] = []
-    for number, ask in enumerate(asks, 1):
+    for ask in asks:
         statement = ask.statement
         if not prepare:
             pgconn.send_query_params(statement.text, ask.values, result_format=pq.Format.BINARY)
@@ -370,17 +372,10 @@ def _send(pgconn: pq.abc.PGconn, wire: _Wire, asks: Sequence[Ask], prepare: bool
                 expected.append(statement.name)
             pgconn.send_query_prepared(statement.name, ask.values, result_format=pq.Format.BINARY)
         expected.append(None)
-        if number == those:
-            pgconn.send_flush_request()  # the server would keep these answers until all is done
     return expected
 
 
-def _collect(
-    pgconn: pq.abc.PGconn,
-    wire: _Wire,
-    expected: Sequence[bytes | None],
-    early: _Early | None,
-) -> list[pq.abc.PGresult]:
+def _collect(pgconn: pq.abc.PGconn, wire: _Wire, expected: Sequence[bytes | None]) -> list[pq.abc.PGresult]:
     results: list[pq.abc.PGresult] = []
     failed: pq.abc.PGresult | None = None
     unprepared: pq.abc.PGresult | None = None
@@ -393,8 +388,6 @@ def _collect(
         if name is None:
             results.append(result if unprepared is None else unprepared)
             unprepared = None
-            if early is not None and len(results) == early.those:
-                early.tell(results)
         elif result.status == pq.ExecStatus.COMMAND_OK:
             wire.prepared.add(name)
         else:

@@ -1,4 +1,4 @@
-"""A lead that comes alone: stored in the flight that opens its unit, and no statement on its way is planned anew."""
+"""A lead that comes alone: stored along with its unit, and no statement on its way is planned anew."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.locks import queue_held, waiting_for_locks
 from tests.rig import ANA, Rig, until
 
 
-def test_a_lead_is_there_while_its_queue_is_held(rig: Rig) -> None:
+def test_a_lead_is_there_once_its_queue_was_found_to_be_held(rig: Rig) -> None:
     rig.wait_chores()
     with queue_held(rig):
         ref = rig.create()
         until(lambda: waiting_for_locks(rig) == 1)
-        assert rig.one("SELECT count(*) FROM lead_refs WHERE tenant_id = :t AND ref = :r", r=ref) == 1
+        until(lambda: rig.one("SELECT count(*) FROM lead_refs WHERE tenant_id = :t AND ref = :r", r=ref) == 1)
         assert rig.turns() == []
     assert rig.wait_owner(ref) == ANA
     rig.audit()

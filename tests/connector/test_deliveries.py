@@ -26,7 +26,7 @@ from routing import kin, store
 from routing import tables as t
 from routing.flight import Asking, question
 from routing.model import Flag
-from tests.rig import ANA, BEN, CY, DEE, Rig, until
+from tests.rig import ANA, BEN, CY, DEE, ELI, Rig, until
 
 TWO_QUEUES = """
 default_queue: All
@@ -295,9 +295,13 @@ def test_two_leads_of_one_person_at_the_same_instant_go_to_one_agent_with_one_tu
     rig.audit()
 
 
-def a_unit(rig: Rig, pool: ThreadPoolExecutor, **fields: Any) -> Future[int]:
-    """A lead comes in, and a decider of its own takes it."""
-    rig.create(**fields)
+def a_unit(rig: Rig, pool: ThreadPoolExecutor, source: str) -> Future[int]:
+    """A lead of somebody and one of the twin come in, and a decider of its own takes both.
+
+    A lead alone would be stored along with its unit, which keeps another of the same person waiting as well.
+    """
+    rig.create(source=source)
+    rig.create(source=source, emails=["twin@example.com"])
     assert rig.sandbox.wait_idle()
     return pool.submit(Decider(rig.runtime, lambda *_: None, lambda: 0).run, rig.tenant.tenant_id)
 
@@ -312,18 +316,20 @@ def test_the_second_lead_of_a_person_waits_until_the_first_has_its_agent(make_ri
     with ThreadPoolExecutor(2) as pool:
         with rig.runtime.engine.connect() as conn:
             conn.execute(sa.select(t.queues.c.queue_id).where(t.queues.c.name == "All").with_for_update()).all()
-            first = a_unit(rig, pool, emails=["twin@example.com"], source="Website")
+            first = a_unit(rig, pool, "Website")
             until(lambda: waiting() == 1, what="the first unit before its queue")
-            second = a_unit(rig, pool, emails=["twin@example.com"], source="Zillow")
+            second = a_unit(rig, pool, "Zillow")
             until(lambda: waiting() == 2, what="the second unit behind the first, though its own queue is free")
             conn.rollback()
-        assert [first.result(20), second.result(20)] == [1, 1]
-    assert rig.turns("All") == [ANA]
-    assert rig.turns("Other") == []
+        assert [first.result(20), second.result(20)] == [2, 2]
+    assert rig.turns("All") == [ANA, BEN]
+    assert rig.turns("Other") == [DEE]
     assert rig.most_tries() == 0
     rig.start_worker()
     rig.settle()
-    assert [str(owner) for _, owner in rig.sandbox.owners()] == [ANA, ANA]
+    some, twin, other, again = (str(owner) for _, owner in rig.sandbox.owners())
+    assert {some, twin} == {ANA, BEN}
+    assert (other, again) == (DEE, twin)
     rig.audit()
 
 
@@ -344,9 +350,9 @@ def test_without_the_lock_on_identities_they_part(
     monkeypatch.setattr(store, "lock_identities", question(no_lock))
     monkeypatch.setattr(kin, "existing_owners", question(look_up_together))
     with ThreadPoolExecutor(2) as pool:
-        units = [a_unit(rig, pool, emails=["twin@example.com"], source=source) for source in ("Website", "Zillow")]
-        assert [unit.result(20) for unit in units] == [1, 1]
-    assert [rig.turns("All"), rig.turns("Other")] == [[ANA], [DEE]]
+        units = [a_unit(rig, pool, source) for source in ("Website", "Zillow")]
+        assert [unit.result(20) for unit in units] == [2, 2]
+    assert [rig.turns("All"), rig.turns("Other")] == [[ANA, BEN], [DEE, ELI]]
 
 
 # -- ids and keys -------------------------------------------------------------------------------------------------
