@@ -105,7 +105,9 @@ def _integer(text: str) -> int:
 
 def clean(text: str) -> str:
     """`text` as PostgreSQL can store it. Works on decoded text, so a literal backslash-u0000 stays as it is."""
-    return _LONE_SURROGATE.sub("\ufffd", text.replace("\x00", ""))[:MAX_TEXT]
+    if not text.isascii():
+        text = _LONE_SURROGATE.sub("\ufffd", text)
+    return text.replace("\x00", "")[:MAX_TEXT]
 
 
 class _Tidy:

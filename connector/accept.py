@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -39,6 +39,13 @@ _log = log.get("accept")
 def token_hash(token: str) -> bytes:
     """How a hook's token is looked up: the table never holds the token in the clear."""
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
+
+
+class Accepted(NamedTuple):
+    """What a CRM hears of a delivery that needs nothing more: body and content type of a 200."""
+
+    text: str
+    content_type: str
 
 
 class TooLarge(Exception):
@@ -108,7 +115,7 @@ def _hook(runtime: Runtime, token: str, *, fresh: bool = False) -> _Hook | None:
     return found
 
 
-def receive(runtime: Runtime, request: Request, token: str, topic: str | None) -> Response:
+def receive(runtime: Runtime, request: Request, token: str, topic: str | None) -> Accepted | Response:
     """One delivery of a CRM. Where its body does not say what it tells of, the address has a `topic`."""
     try:
         return _receive(runtime, request, token, topic)
@@ -126,7 +133,7 @@ def _plain(status: int, text: str, headers: dict[str, str] | None = None) -> Res
     return Response(text, status=status, content_type="text/plain", headers=headers)
 
 
-def _receive(runtime: Runtime, request: Request, token: str, topic: str | None) -> Response:
+def _receive(runtime: Runtime, request: Request, token: str, topic: str | None) -> Accepted | Response:
     body = _raw_body(request)
     hook = _hook(runtime, token)
     if hook is None:
@@ -182,10 +189,10 @@ def _events(hook: _Hook, delivery: WebhookRequest, runtime: Runtime) -> list[Eve
     return found
 
 
-def _done(adapter: Adapter, otherwise: str = "") -> Response:
-    """What the CRM expects to hear of a delivery that needs nothing more; some send it again until they do."""
+def _done(adapter: Adapter, otherwise: str = "") -> Accepted:
+    """What this CRM expects to hear; some send a delivery again until they do."""
     text, content_type = adapter.acknowledgement()
-    return Response(text or otherwise, status=200, content_type=content_type)
+    return Accepted(text or otherwise, content_type)
 
 
 _STATES = {EventKind.UNKNOWN: "ignored", EventKind.UNREADABLE: "parked"}

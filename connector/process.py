@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
@@ -133,6 +134,17 @@ class Web:
         self._server.trigger.del_channel()  # the server's thread ends when nothing is left to watch
 
 
+def _spare_what_stands() -> None:
+    """Have the garbage collector leave alone what is there by now, and look for cycles more seldom.
+
+    Rows in their hundreds come and go without one. To look after every 700 objects is a tenth of what a worker does in
+    a burst. Source: https://docs.python.org/3/library/gc.html#gc.freeze.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def run(runtime: Runtime, *, web: bool, worker: bool) -> int:
     """Serve until SIGTERM or SIGINT; the exit code. Work in hand is finished, for 20 seconds at most.
 
@@ -148,6 +160,7 @@ def run(runtime: Runtime, *, web: bool, worker: bool) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
+    _spare_what_stands()
     settings = runtime.settings
     notifier = None
     server = None

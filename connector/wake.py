@@ -20,7 +20,7 @@ KINDS = (EVENTS, OWNERS, NOTES)
 
 # Between two messages. The first goes at once; whoever heard it has enough to do for so long, and in a burst telling of
 # each commit would cost a third of what accepting does.
-_PACE = 0.01  # seconds
+_PACE = 0.03  # seconds
 
 Listener = Callable[[UUID | None, Sequence[str]], None]
 
