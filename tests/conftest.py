@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +21,7 @@ from connector.embedded import EmbeddedPostgres
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox
 from connector.settings import Settings
+from tests import homes
 from tests.rig import Rig
 from tests.serving import Serving
 
@@ -41,6 +41,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Three on two cores: a third of the time of a test goes in waiting. What takes long is busy all the time."""
     cores = os.cpu_count() or 1
     return cores if config.option.markexpr == "proof" else cores + cores // 2
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """pytest removes its folders by itself, but not what lies outside of them."""
+    homes.forget(session.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,15 +69,15 @@ def _fast_folder() -> str | None:
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedPostgres]:
     """A real PostgreSQL with the safety settings of production, and a migrated template database in it."""
-    with tempfile.TemporaryDirectory(dir=_fast_folder()) as folder:
-        # Root's server runs as another user, who must get through; else the data would lie outside and stay.
-        os.chmod(folder, 0o711)
-        with EmbeddedPostgres(Path(folder) / "postgres", settings=_SERVER) as running:
-            running.create_database(TEMPLATE)
-            owner = sa.create_engine(_of(running.owner_url, TEMPLATE), poolclass=sa.NullPool)
-            migrate.migrate(owner)
-            owner.dispose()
-            yield running
+    with (
+        homes.passing(_fast_folder()) as folder,
+        EmbeddedPostgres(folder / "postgres", settings=_SERVER) as running,
+    ):
+        running.create_database(TEMPLATE)
+        owner = sa.create_engine(_of(running.owner_url, TEMPLATE), poolclass=sa.NullPool)
+        migrate.migrate(owner)
+        owner.dispose()
+        yield running
 
 
 def _of(url: str, database: str) -> str:

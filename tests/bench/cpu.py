@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 from uuid import UUID
 
 from cryptography.fernet import Fernet
@@ -34,6 +32,7 @@ from routing.fields import DAYS
 from routing.model import Agent, Flag, Hours, Lead, Role, Target, TargetKind
 from routing.rotation import new_line
 from routing.rules import RuleSet
+from tests import homes
 from tests.rig import ABC, Rig
 
 RULES_BOUND = 2.0  # times the cost of one rule, for a unit of 50 leads that none of 500 rules takes
@@ -174,10 +173,8 @@ def main() -> int:
             missed.append(name)
         return "kept" if good else "MISSED"
 
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(
-            home=Path(folder) / "db", secret_keys=(Fernet.generate_key().decode(),), allow_private_hosts=True
-        )
+    with homes.passing() as folder:
+        settings = Settings(home=folder / "db", secret_keys=(Fernet.generate_key().decode(),), allow_private_hosts=True)
         with (
             EmbeddedPostgres(settings.home),
             open_runtime(settings, upgrade=True, threads=4) as runtime,

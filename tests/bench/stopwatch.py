@@ -19,7 +19,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -44,6 +43,7 @@ from connector.process import open_runtime
 from connector.runtime import Runtime
 from connector.sandbox import Sandbox, bottlecrm
 from connector.settings import Settings
+from tests import homes
 from tests.bench import cpu, long_past
 from tests.rig import ABC, Rig
 
@@ -570,7 +570,7 @@ def main() -> int:
         "shared, so read the ratios, not the milliseconds."
     )
     report.say()
-    with nullcontext(options.home) if options.home else tempfile.TemporaryDirectory() as folder:
+    with nullcontext(options.home) if options.home else homes.passing() as folder:
         bench = Bench(report, Path(folder))
         with (
             EmbeddedPostgres(bench.settings.home) as server,

@@ -16,11 +16,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +28,7 @@ from connector import tenants
 from connector.app import create_app
 from connector.process import open_runtime
 from connector.settings import Settings, from_environment
+from tests import homes
 
 CLIENTS, SECONDS, ROUNDS = 16, 3.0, 3
 SERVERS = {
@@ -93,9 +92,9 @@ def _load(port: int, path: str, key: str) -> tuple[float, list[float]]:
 
 def main() -> None:
     """Measure and print."""
-    with tempfile.TemporaryDirectory() as folder:
+    with homes.passing() as folder:
         key = Fernet.generate_key().decode()
-        settings = Settings(home=Path(folder) / "db", secret_keys=(key,), allow_private_hosts=True)
+        settings = Settings(home=folder / "db", secret_keys=(key,), allow_private_hosts=True)
         with open_runtime(settings, upgrade=True) as runtime:
             secrets = {"api_key": "k", "system_key": "s" * 32}
             tenants.add_tenant(runtime, "b", "followupboss", base_url=None, parameters={}, secret_values=secrets)

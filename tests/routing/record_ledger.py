@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -25,6 +24,7 @@ from connector.sandbox import Sandbox
 from connector.settings import Settings
 from routing import store
 from routing.ledger import checkpoint
+from tests import homes
 from tests.rig import Rig, until
 
 NOTE = (
@@ -151,9 +151,9 @@ def main() -> int:
     if path.exists():
         print(f"{path} exists: a recording is never made again")
         return 1
-    with tempfile.TemporaryDirectory() as folder:
+    with homes.passing() as folder:
         key = Fernet.generate_key().decode()
-        settings = Settings(home=Path(folder) / "db", secret_keys=(key,), allow_private_hosts=True)
+        settings = Settings(home=folder / "db", secret_keys=(key,), allow_private_hosts=True)
         with (
             EmbeddedPostgres(settings.home),
             open_runtime(settings, upgrade=True, threads=12) as runtime,
