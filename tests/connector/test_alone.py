@@ -51,6 +51,23 @@ def test_a_lead_that_another_worker_stored_in_between_goes_on_under_its_id(
     rig.audit()
 
 
+@pytest.mark.parametrize("fault", [RuntimeError(), sa.exc.DataError("", None, Exception())], ids=["code", "data"])
+def test_a_lead_whose_unit_fails_is_there(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    rig = make_rig(worker=False)
+    ref = rig.create()
+    assert rig.sandbox.wait_idle()
+
+    def fail(*_: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr("routing.decide.Bench.decide", fail)
+    assert Decider(rig.runtime, lambda *_: None, lambda: 0).run(rig.tenant.tenant_id) == 1
+    assert rig.lead_id(ref) is not None
+    assert rig.most_tries() == 1
+
+
 # PostgreSQL plans the first five uses by their values, whatever it decides then.
 _PLANNED_ANEW = sa.text("SELECT statement, custom_plans FROM pg_prepared_statements WHERE custom_plans > 5")
 

@@ -125,6 +125,25 @@ def test_what_is_not_committed_after_all_leaves_nothing_behind(alone: Rig) -> No
     alone.audit()
 
 
+@pytest.mark.parametrize("gone", [True, False], ids=["not shown", "not read"])
+def test_what_cannot_be_read_meanwhile_goes_back_once_it_is_committed(alone: Rig, gone: bool) -> None:
+    ref = str(alone.sandbox.create_lead())
+    if gone:
+        alone.sandbox.fault("status", status=404, times=1, method="GET", path="/people")
+    else:
+        alone.sandbox.fault("status", status=503, times=1, method="GET", path="/people")
+    with ThreadPoolExecutor(1) as pool, commits_held(alone):
+        answer = pool.submit(alone.post, alone.delivery(ref), event=f"evt-{ref}")
+        until(lambda: leads_read(alone, ref), what="the CRM was asked")
+        time.sleep(0.2)  # whoever gave it back by now would have found nothing to give back
+        assert committing(alone)
+    assert answer.result().status == 200
+    assert alone.wait_owner(ref) is not None
+    alone.settle()
+    assert len(alone.turns()) == 1
+    alone.audit()
+
+
 def before_the_write(rig: Rig, ref: str) -> bool:
     """Whether the lead was read for its decision, and once more to see that nobody was quicker."""
     return leads_read(rig, ref) == 2
@@ -149,6 +168,31 @@ def test_what_was_read_ahead_is_not_read_again(alone: Rig) -> None:
     assert alone.wait_owner(ref) is not None
     alone.settle()
     assert before_the_write(alone, ref)
+
+
+def test_a_crm_that_asked_to_wait_is_not_asked_ahead(alone: Rig) -> None:
+    ref = str(alone.sandbox.create_lead())
+    # Over, and whoever calls first looks for the others whether it is.
+    alone.sql("INSERT INTO breakers VALUES (:t, 'all', 1, 'crm_asked_to_wait', clock_timestamp() - interval '1 s')")
+    with commits_held(alone, "outbox"):
+        assert alone.post(alone.delivery(ref), event=f"evt-{ref}").status == 200
+        until(lambda: committing(alone))
+        time.sleep(0.2)
+        assert leads_read(alone, ref) == 1
+    assert alone.wait_owner(ref) is not None
+    alone.settle()
+    alone.audit()
+
+
+def test_a_decision_is_on_the_disk_before_it_is_told_of(alone: Rig) -> None:
+    ref = str(alone.sandbox.create_lead())
+    with commits_held(alone, "outbox") as commits:
+        commits.next("IF current_setting('synchronous_commit') <> 'on' THEN RAISE 'only in memory'; END IF")
+        assert alone.post(alone.delivery(ref), event=f"evt-{ref}").status == 200
+        assert alone.wait_owner(ref) is not None
+    alone.settle()
+    assert alone.most_tries() == 0
+    alone.audit()
 
 
 def test_whoever_takes_the_lead_while_the_commit_hangs_keeps_it(alone: Rig) -> None:
