@@ -28,7 +28,8 @@ def holds(node: Node) -> Holds:
     """Whether a condition is true, as a function of a lead's facts."""
     if isinstance(node, Test):
         return _test(node)
-    parts = [holds(part) for part in node.parts]
+    # Any order will do. What an index asks comes last: most leads for which the rule is tried have that value.
+    parts = [holds(part) for part in sorted(node.parts, key=_by_value)]
     if len(parts) == 1:
         return parts[0]
     if node.every:
@@ -48,6 +49,10 @@ def holds(node: Node) -> Holds:
         return False
 
     return some
+
+
+def _by_value(node: Node) -> bool:
+    return isinstance(node, Test) and isinstance(node.operand, frozenset) and not node.negated
 
 
 def _test(test: Test) -> Holds:
