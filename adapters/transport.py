@@ -150,7 +150,7 @@ class _HttpsPool(HTTPSConnectionPool):
 
 
 class Transport(HTTPAdapter):
-    """The adapter of ``requests`` whose connections look where they lead before they send.
+    """The adapter of ``requests`` whose connections look where they lead before they send. For one host.
 
     `ca_file` is a PEM file of certificates that are trusted beside the public ones: ``verify`` would put them in the
     place of those, and one Turnlock may speak to a CRM of its own house and to one of the world.
@@ -176,6 +176,11 @@ class Transport(HTTPAdapter):
         if self._pool is None:
             self._pool = super().get_connection_with_tls_context(request, verify, proxies, cert)
         return self._pool
+
+    def close(self) -> None:
+        """Give up the connections; a call after that makes new ones."""
+        self._pool = None
+        super().close()
 
     def request_url(self, request: Any, proxies: Any) -> str:
         """The path."""

@@ -299,6 +299,14 @@ def test_cookies_are_not_kept() -> None:
         assert "cookie" not in server.received[1].headers
 
 
+def test_a_call_after_closing_makes_a_new_connection() -> None:
+    with Server(lambda _: Reply(body={})).running() as server, client(server.url) as crm:
+        crm.get("/")
+        crm.close()
+        crm.get("/")
+        assert len(server.received) == 2
+
+
 def test_a_kept_connection_that_died_is_replaced() -> None:
     def handle(asked: Received) -> Reply:
         return Reply(body={}, headers={"Connection": "close"} if asked.path == "/last" else {})
