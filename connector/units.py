@@ -95,7 +95,9 @@ class Unit:
         try:
             self._decide(planned, more_queues)
         finally:
-            self._kept.sure()  # whatever came of it is written next
+            # Whatever came of it is written next. The locks are held meanwhile, for what they are held for anyway: a
+            # commit that began before this, on the same disk.
+            self._kept.sure()
         return self._save(send_at_once)
 
     def _decide(self, planned: Planned | None, more_queues: Collection[UUID]) -> None:

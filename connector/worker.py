@@ -27,7 +27,7 @@ from connector.chores import run_chore
 from connector.database import at_rest, is_outage, unit
 from connector.decide import Decider, Found, first_questions
 from connector.jobs import Leased
-from connector.kept import Kept, NotKept
+from connector.kept import KEPT, Kept, NotKept
 from connector.limits import lane
 from connector.runtime import Runtime
 from connector.wake import CHANNEL, EVENTS, KINDS, NOTES, OWNERS, give_way, heard
@@ -377,7 +377,7 @@ class Worker:
             self._board.call(OWNERS)
         if others:
             self._board.post(OWNERS, tenant_id)
-        elif len(leased) == 1:
+        elif len(leased) == 1 and leased[0].kept is KEPT:  # else whoever hands it over waits for the database next
             give_way()
 
     def _chores(self) -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 import gzip
 import socket
 import ssl
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -300,11 +301,19 @@ def test_cookies_are_not_kept() -> None:
 
 
 def test_a_call_after_closing_makes_a_new_connection() -> None:
-    with Server(lambda _: Reply(body={})).running() as server, client(server.url) as crm:
+    connections: list[threading.Thread] = []  # the server has a thread for each
+
+    def handle(_: Received) -> Reply:
+        connections.append(threading.current_thread())
+        return Reply(body={})
+
+    with Server(handle).running() as server, client(server.url) as crm:
+        crm.get("/")
         crm.get("/")
         crm.close()
         crm.get("/")
-        assert len(server.received) == 2
+    first, same, other = connections
+    assert first is same is not other
 
 
 def test_a_kept_connection_that_died_is_replaced() -> None:

@@ -80,8 +80,8 @@ compare. On two cores a lone lead waits for CPU time, not for the disk: what is 
    that decides it; statements over a list are planned once, not once per lone lead (0.4 ms); a thread that wakes the
    next one lets it run; calls by the transport of requests without session, cookies and proxies. Tried and left: one
    core for the whole process; simpler statements for a delivery of one event (30 us); the sender's row asked for
-   halfway through what is saved (1 %); reading the lead in the CRM while it is decided (a call for each lead that is
-   given to nobody, and too early to be what stands before the write).
+   halfway through what is saved (1 %). Not tried: reading the lead in the CRM while it is decided (a call for each lead
+   that is given to nobody, and too early to be what stands before the write).
 2. **Python in the web process.** Accepting is bound by one interpreter: request, signature, parsing, one statement.
    Tried and kept: deliveries that come during a commit share the next one; they go past Flask's routing and contexts,
    which took as long as proving one, and their answer is made once (5 %); one message to the workers elsewhere for many
