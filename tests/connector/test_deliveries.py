@@ -350,8 +350,10 @@ def test_without_the_lock_on_identities_they_part(
     monkeypatch.setattr(store, "lock_identities", question(no_lock))
     monkeypatch.setattr(kin, "existing_owners", question(look_up_together))
     with ThreadPoolExecutor(2) as pool:
-        units = [a_unit(rig, pool, source) for source in ("Website", "Zillow")]
-        assert [unit.result(20) for unit in units] == [2, 2]
+        first = a_unit(rig, pool, "Website")
+        until(lambda: both_have_read.n_waiting == 1, what="the first unit, which has claimed its own")
+        second = a_unit(rig, pool, "Zillow")
+        assert [first.result(20), second.result(20)] == [2, 2]
     assert [rig.turns("All"), rig.turns("Other")] == [[ANA, BEN], [DEE, ELI]]
 
 
