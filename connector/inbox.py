@@ -41,14 +41,27 @@ def _claiming(knows_the_living: bool) -> tuple[Statement, Statement]:
         return sa.and_(e.c.tenant_id == tenant_id, e.c.state == "waiting", e.c.due_at <= _CLOCK, free(e, living))
 
     e = events.c
-    wanted = sa.select(e.delivery_id).where(waiting(events)).order_by(e.due_at).limit(BATCH_EVENTS).scalar_subquery()
-    locked = (
+    due = (
+        sa.select(e.delivery_id, e.received_at).where(waiting(events)).order_by(e.due_at).limit(BATCH_EVENTS).subquery()
+    )
+    wanted = (
+        sa.select(due.c.delivery_id)
+        .group_by(due.c.delivery_id)
+        .order_by(sa.func.min(due.c.received_at), due.c.delivery_id)
+        .subquery()
+    )
+    # Each by its id, whatever the planner believes of the table: joined, all that ever came would be read. And none
+    # beyond the limit is locked, for it is asked only until enough are found.
+    lockable = (
         sa.select(d.delivery_id)
-        # As an array it is found first, and then each delivery by its id: joined, all that ever came would be read.
-        .where(d.tenant_id == tenant_id, d.delivery_id == sa.any_(sa.func.array(wanted, type_=sa.ARRAY(sa.Uuid))))
-        .order_by(d.received_at, d.delivery_id)
-        .limit(sa.bindparam("most", type_=sa.Integer))
+        .where(d.tenant_id == tenant_id, d.delivery_id == wanted.c.delivery_id)
         .with_for_update(key_share=True, skip_locked=True)
+        .lateral()
+    )
+    locked = (
+        sa.select(lockable.c.delivery_id)
+        .select_from(wanted.join(lockable, sa.true()))
+        .limit(sa.bindparam("most", type_=sa.Integer))
         .cte("locked")
     )
     # Each delivery's by its id as well, which nothing asked of them may turn into a search among all that wait.

@@ -31,10 +31,10 @@ STAGES = {
     Flag.TEAMS: "0017_teams",
 }
 #: Revisions that bring no capability of their own: for showing and keeping, for shadows and flags that are on for some
-#: leads, for connecting, for telling more, for what CRMs let an account call, for agents' eyes.
+#: leads, for connecting, for telling more, for what CRMs let an account call, for agents' eyes, for a new database.
 WHY, SHADOW, OAUTH, TELLING = "0011_why", "0012_shadow", "0013_oauth", "0014_telling"
-LIMITS, WORDING = "0015_limits", "0016_wording"
-EXTRAS = (WHY, SHADOW, OAUTH, TELLING, LIMITS, WORDING)
+LIMITS, WORDING, COUNTING = "0015_limits", "0016_wording", "0018_counting"
+EXTRAS = (WHY, SHADOW, OAUTH, TELLING, LIMITS, WORDING, COUNTING)
 _LOCK_KEY = 0x7475726E6C6F636B  # "turnlock"
 _TRIES = 8
 

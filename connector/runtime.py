@@ -25,7 +25,7 @@ from connector.busy import BusyQueues, Units
 from connector.database import DatabaseClock, at_rest
 from connector.errors import UnknownTenant
 from connector.limits import Limits, TenantGate
-from connector.migrate import LIMITS, SHADOW, TELLING, WHY, WORDING, reaches, stages
+from connector.migrate import COUNTING, LIMITS, SHADOW, TELLING, WHY, WORDING, reaches, stages
 from connector.settings import Settings
 from connector.storing import Storing
 from connector.tables import oauth_grants, secrets
@@ -202,6 +202,10 @@ class Runtime:
     def keeps_wording(self, conn: sa.Connection) -> bool:
         """Whether the database has what agents read, and tasks."""
         return self._reaches(conn, WORDING)
+
+    def counts_rows(self, conn: sa.Connection) -> bool:
+        """Whether the database lets whoever serves it have the rows of a table counted."""
+        return self._reaches(conn, COUNTING)
 
     def settings_at(self, conn: sa.Connection | None, tenant_id: UUID, version: int) -> Mapping[Flag, Stage]:
         """The flags' settings at a flag version, read once per process: they never change. Empty when none is kept."""

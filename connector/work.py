@@ -129,7 +129,7 @@ def _claiming(knows_the_living: bool) -> Statement:
             free(o, living),
             first,
         )
-        .order_by(o.c.due_at, o.c.outbox_id)
+        .order_by(o.c.due_at)  # as its index: to sort further, thirty-two would be looked at for each one that is taken
         .limit(sa.bindparam("most", type_=sa.Integer))
         .with_for_update(key_share=True, skip_locked=True, of=o)
         .cte("chosen")

@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from adapters.budget import Lane
 from connector import inbox, log, work
 from connector.chores import run_chore
-from connector.database import at_rest, is_outage, unit
+from connector.database import at_rest, count_rows, is_outage, unit
 from connector.decide import Decider, Found, first_questions
 from connector.jobs import Leased
 from connector.kept import KEPT, Kept, NotKept
@@ -398,7 +398,10 @@ class Worker:
             self._guarded(step)
 
     def _scout(self) -> None:
-        """Looks for due rows: what became due by time, what another process stored, what a lost wake left."""
+        """Looks for due rows: what became due by time, what another process stored, what a lost wake left.
+
+        And for tables that have grown since the database was new, so that what is asked of them is planned well.
+        """
 
         def step() -> None:
             self._look_now.wait(self._runtime.limits.next_look(LOOK))  # what is closed opens to the moment
@@ -417,6 +420,9 @@ class Worker:
                     self._board.post(NOTES, row.tenant_id)
                 if row.chores:
                     self._board.post(_CHORES, row.tenant_id)
+            with at_rest(self._runtime.engine) as conn:
+                if self._runtime.counts_rows(conn):
+                    count_rows(conn)
 
         while not self._stopping.is_set():
             self._guarded(step)

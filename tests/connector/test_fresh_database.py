@@ -1,21 +1,27 @@
-"""The first hours of an installation: nobody has counted the rows of its tables yet, and a burst comes all the same."""
+"""The first hours of an installation: nobody has counted the rows of its tables, or when they were few; a burst comes.
+
+A plan is kept with its connection: one that was right for empty or small tables must be right for full ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import sqlalchemy as sa
 
 from adapters.base import Event, EventKind
 from connector.accept import store_delivery
-from connector.database import at_rest
+from connector.database import at_rest, count_rows, make_engine
 from connector.decide import Decider
+from connector.writeback import Sender
 from routing.model import Lead
-from tests.rig import Rig
+from tests.rig import Rig, until
 
 _READ = sa.text(
     "SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables) + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes)"
 )
+PART = 40
 
 
 def rows_read(rig: Rig) -> int:
@@ -26,21 +32,69 @@ def rows_read(rig: Rig) -> int:
         return int(conn.execute(_READ).scalar_one())
 
 
-def test_what_a_lead_costs_does_not_grow_with_tables_that_nobody_has_counted(make_rig: Callable[..., Rig]) -> None:
-    """A plan is kept with its connection: one that was right for empty tables must be right for full ones."""
+def autovacuum(rig: Rig) -> None:
+    """What it does within a minute of the fiftieth row."""
+    engine = make_engine(rig.runtime.settings.migrate_url or "", pool_size=1)
+    with at_rest(engine) as conn:
+        conn.execute(sa.text("ANALYZE"))
+    engine.dispose()
+
+
+def came(rig: Rig) -> None:
+    """A part of the burst is stored, each lead by a delivery of its own."""
+    for ref in rig.sandbox.create_leads(PART):
+        lead = Lead(ref=str(ref), emails=(f"lead{ref}@example.com",))
+        event = Event(EventKind.LEAD_CREATED, str(ref), ref=str(ref), lead=lead)
+        store_delivery(rig.runtime, rig.tenant, [event], hook_id=None, body=b"x", flag_version=0, headers={})
+
+
+@pytest.mark.parametrize("counted_after", [None, 0, 2, 5], ids=lambda part: f"counted-{part}")
+def test_what_deciding_costs_does_not_grow_with_what_came_before(
+    make_rig: Callable[..., Rig], counted_after: int | None
+) -> None:
     rig = make_rig("generic", worker=False)
     rig.sandbox.webhook_faults(drop=1.0)
     decider = Decider(rig.runtime, lambda *_: None, lambda: 0)
     costs = []
     for part in range(25):
         before = rows_read(rig)
-        for number in range(40):
-            ref = f"{part}-{number}"
-            lead = Lead(ref=ref, emails=(f"lead{ref}@example.com",))
-            event = Event(EventKind.LEAD_CREATED, ref, ref=ref, lead=lead)
-            store_delivery(rig.runtime, rig.tenant, [event], hook_id=None, body=b"x", flag_version=0, headers={})
-        assert decider.run(rig.tenant.tenant_id) == 40
-        costs.append((rows_read(rig) - before) / 40)
+        came(rig)
+        assert decider.run(rig.tenant.tenant_id) == PART
+        costs.append((rows_read(rig) - before) / PART)
+        if part == counted_after:
+            autovacuum(rig)
     assert len(rig.turns()) == 1000
+    early, late = sum(costs[:3]) / 3, sum(costs[-3:]) / 3
+    assert late < 1.5 * early, costs  # where one table is read through for each unit, it doubles; for each lead, x 40
+
+
+def test_what_writing_back_costs_does_not_grow_once_the_worker_has_looked(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig("generic", worker=False)
+    rig.sandbox.webhook_faults(drop=1.0)
+    decider, sender = Decider(rig.runtime, lambda *_: None, lambda: 0), Sender(rig.runtime)
+    costs = []
+    for _ in range(15):
+        came(rig)
+        assert decider.run(rig.tenant.tenant_id) == PART
+        with at_rest(rig.runtime.engine) as conn:
+            count_rows(conn)
+        before = rows_read(rig)
+        while sender.run(rig.tenant.tenant_id, ["owner"]) or sender.run(rig.tenant.tenant_id, ["note"]):
+            pass
+        costs.append((rows_read(rig) - before) / PART)
+    assert len(rig.sandbox.owners()) == 15 * PART
     early, late = sum(costs[2:5]) / 3, sum(costs[-3:]) / 3
-    assert late < 2.5 * early, costs  # where it grows with the tables, it grows sevenfold here
+    assert late < 1.5 * early, costs
+
+
+def test_the_worker_has_tables_counted_that_nobody_knows_anything_of_and_each_but_once(rig: Rig) -> None:
+    counted = (
+        "SELECT count(*) FILTER (WHERE analyze_count > 0), max(analyze_count) FROM pg_stat_user_tables "
+        "WHERE relname IN ('deliveries', 'events', 'leads', 'lead_roles', 'decisions', 'turns', 'ledger', 'outbox')"
+    )
+    rig.burst(150)
+    until(lambda: tuple(rig.rows(sa.text(counted))[0]) == (8, 1), what="every table that grew is counted")
+    rig.burst(50)
+    with at_rest(rig.runtime.engine) as conn:
+        assert count_rows(conn) == 0
+    assert tuple(rig.rows(sa.text(counted))[0]) == (8, 1)
