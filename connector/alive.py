@@ -135,7 +135,7 @@ def lives(number: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     return sa.or_(number == UNSEEN, sa.exists().where(ours, same))
 
 
-def free(table: sa.FromClause, living: Sequence[str] | sa.BindParameter[Any] | None) -> sa.ColumnElement[bool]:
+def free(table: sa.FromClause, living: Sequence[str] | sa.ColumnElement[Any] | None) -> sa.ColumnElement[bool]:
     """Whether nobody has a row of `table`: not leased, the lease ran out, or who leased it is none of `living`."""
     c = table.c
     over = sa.or_(c.leased_until.is_(None), c.leased_until < sa.func.clock_timestamp())
@@ -143,6 +143,6 @@ def free(table: sa.FromClause, living: Sequence[str] | sa.BindParameter[Any] | N
         return over
     text = sa.cast(c.lease, sa.Text)
     names_its_process = sa.func.substr(text, 15, 1) == "8"
-    known = living if isinstance(living, sa.BindParameter) else sa.cast(list(living), sa.ARRAY(sa.Text))
-    alive = sa.func.left(text, 8) == sa.any_(known)
+    known = living if isinstance(living, sa.ColumnElement) else sa.any_(sa.cast(list(living), sa.ARRAY(sa.Text)))
+    alive = sa.func.left(text, 8) == known
     return sa.or_(over, sa.and_(names_its_process, sa.not_(alive)))

@@ -19,7 +19,7 @@ from connector.alive import free
 from connector.database import new_id
 from connector.tables import dedupe_keys, deliveries, events
 from connector.work import LEASE, LostLease
-from routing.flight import Ask, Asking, Statement, exactly, question
+from routing.flight import Ask, Asking, Statement, exactly, one_of, question
 
 # What one decider takes at once: enough to fill a unit from a burst, small enough to finish well inside the lease.
 BATCH_DELIVERIES = 50
@@ -33,7 +33,7 @@ _CLOCK = sa.func.clock_timestamp()
 @lru_cache(maxsize=2)
 def _claiming(knows_the_living: bool) -> tuple[Statement, Statement]:
     """What finds due events by whole deliveries, whose rows it locks, and what leases those of them that are chosen."""
-    living = sa.bindparam("living", type_=sa.ARRAY(sa.Text)) if knows_the_living else None
+    living = one_of("living", sa.Text()) if knows_the_living else None
     tenant_id: Any = sa.bindparam("tenant", type_=sa.Uuid)
     d = deliveries.c
 
@@ -79,7 +79,7 @@ def _claiming(knows_the_living: bool) -> tuple[Statement, Statement]:
     chosen = (
         sa.update(events)
         # Still, because what was found was read before its delivery was locked: another may have been quicker.
-        .where(waiting(events), e.event_id == sa.any_(sa.bindparam("chosen", type_=sa.ARRAY(sa.Uuid))))
+        .where(waiting(events), e.event_id == one_of("chosen", sa.Uuid()))
         .values(
             lease=sa.bindparam("new_lease", type_=sa.Uuid),
             leased_until=_CLOCK + LEASE,
@@ -110,7 +110,7 @@ _REOPEN = Statement(
     sa.delete(dedupe_keys).where(
         dedupe_keys.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
         ~dedupe_keys.c.final,
-        dedupe_keys.c.event_id == sa.any_(sa.bindparam("chosen", type_=sa.ARRAY(sa.Uuid))),
+        dedupe_keys.c.event_id == one_of("chosen", sa.Uuid()),
     )
 )
 
@@ -181,7 +181,7 @@ def end_events(
 
 _GIVEN = (
     sa.func.unnest(
-        sa.bindparam("event_ids", type_=sa.ARRAY(sa.Uuid)),
+        sa.select(sa.bindparam("event_ids", type_=sa.ARRAY(sa.Uuid))).scalar_subquery(),  # see `listed`
         sa.bindparam("lead_ids", type_=sa.ARRAY(sa.Uuid)),
         sa.bindparam("reasons", type_=sa.ARRAY(sa.Text)),
     )

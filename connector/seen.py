@@ -15,7 +15,7 @@ from connector.waiting import load_rules, load_waiting
 from routing import kin, store
 from routing import tables as t
 from routing.decide import Plan, QueueState, Waiting
-from routing.flight import Asking, Statement, side_by_side
+from routing.flight import Asking, Statement, one_of, side_by_side
 from routing.gate import Standing
 from routing.model import Agent, Flag, Role
 
@@ -137,7 +137,7 @@ class Seen:
 _BY_REF = Statement(
     sa.select(t.agent_refs.c.ref, t.agent_refs.c.agent_id).where(
         t.agent_refs.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
-        t.agent_refs.c.ref == sa.any_(sa.bindparam("refs", type_=sa.ARRAY(sa.Text))),
+        t.agent_refs.c.ref == one_of("refs", sa.Text()),
     )
 )
 

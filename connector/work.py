@@ -20,7 +20,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from connector.alive import free
 from connector.tables import breakers, chores, events
-from routing.flight import Ask, Asking, Statement, exactly, question
+from routing.flight import Ask, Asking, Statement, exactly, one_of, question
 from routing.model import TELLING
 from routing.tables import lead_roles, outbox, tenants
 
@@ -47,7 +47,7 @@ class Due:
 
 @lru_cache(maxsize=2)
 def _due(knows_the_living: bool) -> Statement:
-    living = sa.bindparam("living", type_=sa.ARRAY(sa.Text)) if knows_the_living else None
+    living = one_of("living", sa.Text()) if knows_the_living else None
     e, o, c, b = events.c, outbox.c, chores.c, breakers.c
 
     def due(table: Any, *extra: Any) -> Any:
@@ -107,7 +107,7 @@ OUTBOX = (
 @lru_cache(maxsize=2)
 def _claiming(knows_the_living: bool) -> Statement:
     tenant_id, lease = sa.bindparam("tenant", type_=sa.Uuid), sa.bindparam("new_lease", type_=sa.Uuid)
-    living = sa.bindparam("living", type_=sa.ARRAY(sa.Text)) if knows_the_living else None
+    living = one_of("living", sa.Text()) if knows_the_living else None
     o = outbox.alias("o")
     earlier = outbox.alias("earlier")
     first = ~sa.exists().where(
@@ -124,19 +124,19 @@ def _claiming(knows_the_living: bool) -> Statement:
         .where(
             o.c.tenant_id == tenant_id,
             o.c.state == "open",
-            o.c.kind == sa.any_(sa.bindparam("kinds", type_=sa.ARRAY(sa.Text))),
+            o.c.kind == one_of("kinds", sa.Text()),
             o.c.due_at <= _CLOCK,
             free(o, living),
             first,
         )
-        .order_by(o.c.due_at)  # as its index: to sort further, thirty-two would be looked at for each one that is taken
-        .limit(sa.bindparam("most", type_=sa.Integer))
+        .order_by(o.c.due_at)  # as its index: sorted further, thirty-two would be looked at for each one that is taken
+        .limit(1)
         .with_for_update(key_share=True, skip_locked=True, of=o)
         .cte("chosen")
     )
     return Statement(
         sa.update(outbox)
-        .where(outbox.c.tenant_id == tenant_id, outbox.c.outbox_id.in_(sa.select(chosen.c.outbox_id)))
+        .where(outbox.c.tenant_id == tenant_id, outbox.c.outbox_id == sa.select(chosen.c.outbox_id).scalar_subquery())
         .values(
             lease=lease,
             leased_until=_CLOCK + LEASE,
@@ -150,15 +150,15 @@ def _claiming(knows_the_living: bool) -> Statement:
 
 @question
 def claim_outbox(
-    tenant_id: UUID, lease: UUID, *, kinds: Sequence[str], limit: int, living: Sequence[str] | None = None
-) -> Asking[list[UUID]]:
-    """Claim due writes of these kinds, oldest first, at most the earliest open one per lead and role; their ids.
+    tenant_id: UUID, lease: UUID, *, kinds: Sequence[str], living: Sequence[str] | None = None
+) -> Asking[UUID | None]:
+    """Claim the write of these kinds that is due longest, of the earliest open ones per lead and role; its id.
 
     A note waits for what was ordered before it; an owner never waits for a note.
     """
-    values = {"tenant": tenant_id, "new_lease": lease, "kinds": list(kinds), "most": limit}
+    values = {"tenant": tenant_id, "new_lease": lease, "kinds": list(kinds)}
     (rows,) = yield [_claiming(living is not None)(**values, living=living)]
-    return [row.outbox_id for row in rows]
+    return next((row.outbox_id for row in rows), None)
 
 
 def end_outbox(

@@ -97,12 +97,12 @@ class Sender:
             with at_rest(self._runtime.engine) as conn:
                 if not breaker.may_send(conn, tenant_id):
                     return 0
-                claimed = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, limit=1, living=living)
-                rows = fly(conn, [jobs.look(tenant_id, lease, outbox_id) for outbox_id in claimed])
+                claimed = work.claim_outbox(conn, tenant_id, lease, kinds=kinds, living=living)
+                found = fly(conn, [jobs.look(tenant_id, lease, claimed)])[0] if claimed is not None else []
             read_at = time.monotonic()
-            if not (claimed and rows[0]):
+            if not found:
                 return 0
-            (row,) = rows[0]
+            (row,) = found
             with self._runtime.limits.row(tenant_id, _LANES.get(row.kind, Lane.OWNERS)) as now:
                 return int(self._send(tenant_id, lease, row, read_at, now))
 

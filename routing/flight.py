@@ -182,7 +182,16 @@ def listed(name: str, kind: sa.types.TypeEngine[Any]) -> sa.Function[Any]:
     than the plan that it keeps, and so it makes a new one each time: up to 0.2 ms. What a SELECT gives it cannot see.
     Source: https://www.postgresql.org/docs/current/sql-prepare.html, on custom and generic plans.
     """
-    return sa.func.unnest(sa.select(sa.bindparam(name, type_=sa.ARRAY(kind))).scalar_subquery())
+    return sa.func.unnest(_unseen(name, kind))
+
+
+def one_of(name: str, kind: sa.types.TypeEngine[Any]) -> Any:
+    """What equals an element of the array that is given as `name`; planned once as well, for the same reason."""
+    return sa.any_(sa.cast(_unseen(name, kind), sa.ARRAY(kind)))
+
+
+def _unseen(name: str, kind: sa.types.TypeEngine[Any]) -> Any:
+    return sa.select(sa.bindparam(name, type_=sa.ARRAY(kind))).scalar_subquery()
 
 
 BEGIN, COMMIT = Statement(sa.text("BEGIN"))(), Statement(sa.text("COMMIT"))()

@@ -13,7 +13,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from routing import tables as t
-from routing.flight import Asking, Statement, listed, question
+from routing.flight import Asking, Statement, listed, one_of, question
 from routing.model import Agent, Flag, Role
 
 
@@ -26,7 +26,7 @@ class Returned:
 
 
 _TENANT = sa.bindparam("tenant", type_=sa.Uuid)
-_AMONG_LEADS = sa.any_(sa.bindparam("leads", type_=sa.ARRAY(sa.Uuid)))
+_AMONG_LEADS = one_of("leads", sa.Uuid())
 _RETURNED = Statement(
     sa.select(t.returns.c.lead_id, t.returns.c.agent_id).where(
         t.returns.c.tenant_id == _TENANT, t.returns.c.lead_id == _AMONG_LEADS, t.returns.c.state == "approved"

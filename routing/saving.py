@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from routing import bulk
 from routing import tables as t
 from routing.decide import Decision, Outcome, QueueState
-from routing.flight import Ask, Statement, exactly, write
+from routing.flight import Ask, Statement, exactly, one_of, write
 from routing.ledger import Kind, carry_out, checkpoint
 from routing.model import Reason, Role
 from routing.rotation import Line, Pick
@@ -191,7 +191,7 @@ _SERVED = Statement(
     sa.delete(t.owed_turns).where(
         t.owed_turns.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
         t.owed_turns.c.queue_id == sa.bindparam("queue", type_=sa.Uuid),
-        t.owed_turns.c.owed_id == sa.any_(sa.bindparam("served", type_=sa.ARRAY(sa.Uuid))),
+        t.owed_turns.c.owed_id == one_of("served", sa.Uuid()),
     )
 )
 
@@ -365,7 +365,7 @@ _DECIDED = Statement(
     sa.update(t.leads)
     .where(
         t.leads.c.tenant_id == sa.bindparam("tenant", type_=sa.Uuid),
-        t.leads.c.lead_id == sa.any_(sa.bindparam("leads", type_=sa.ARRAY(sa.Uuid))),
+        t.leads.c.lead_id == one_of("leads", sa.Uuid()),
     )
     .values(version=t.leads.c.version + 1)
 )

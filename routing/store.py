@@ -20,7 +20,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from routing import caps, stored
 from routing import tables as t
 from routing.decide import Plan, QueueState
-from routing.flight import Asking, Statement, question
+from routing.flight import Asking, Statement, listed, one_of, question
 from routing.model import (
     TELLING,
     Agent,
@@ -89,10 +89,6 @@ class RoleRow:
 
 # What changes from one time to the next in the statements below.
 _TENANT = sa.bindparam("tenant", type_=sa.Uuid)
-
-
-def _among(name: str, kind: Any = sa.Uuid) -> Any:
-    return sa.any_(sa.bindparam(name, type_=sa.ARRAY(kind)))
 
 
 # Locks the configuration row against change.
@@ -209,7 +205,7 @@ def _teams(conn: sa.Connection, tenant: TenantRow) -> dict[UUID, tuple[UUID, ...
 # How and why these three lock is told by the functions that send them.
 LOCK_LEADS = Statement(
     sa.select(t.leads.c.lead_id, t.leads.c.version)
-    .where(t.leads.c.tenant_id == _TENANT, t.leads.c.lead_id == _among("leads"))
+    .where(t.leads.c.tenant_id == _TENANT, t.leads.c.lead_id == one_of("leads", sa.Uuid()))
     .order_by(t.leads.c.lead_id)
     .with_for_update(key_share=True)
 )
@@ -241,7 +237,7 @@ def newest_ref(conn: sa.Connection, tenant_id: UUID, lead_id: UUID) -> str | Non
 
 LOCK_IDENTITIES = Statement(
     sa.select(t.identities.c.digest)
-    .where(t.identities.c.tenant_id == _TENANT, t.identities.c.digest == _among("digests", sa.LargeBinary))
+    .where(t.identities.c.tenant_id == _TENANT, t.identities.c.digest == one_of("digests", sa.LargeBinary()))
     .order_by(t.identities.c.digest)
     .with_for_update(key_share=True)
 )
@@ -260,7 +256,7 @@ def lock_identities(tenant_id: UUID, digests: Collection[bytes]) -> Asking[None]
 
 LOCK_QUEUES = Statement(
     sa.select(t.queues.c.queue_id)
-    .where(t.queues.c.tenant_id == _TENANT, t.queues.c.queue_id == _among("queues"))
+    .where(t.queues.c.tenant_id == _TENANT, t.queues.c.queue_id == one_of("queues", sa.Uuid()))
     .order_by(t.queues.c.queue_id)
     .with_for_update(key_share=True)
 )
@@ -315,7 +311,7 @@ _ROLES = Statement(
             t.outbox.c.kind.not_in(TELLING),
         )
         .label("open_write"),
-    ).where(t.lead_roles.c.tenant_id == _TENANT, t.lead_roles.c.lead_id == _among("leads"))
+    ).where(t.lead_roles.c.tenant_id == _TENANT, t.lead_roles.c.lead_id == one_of("leads", sa.Uuid()))
 )
 
 
@@ -379,9 +375,9 @@ def _agents(skips: bool, capacity: bool, some: bool) -> Statement:
     )
     if some:
         wanted = sa.union_all(
-            sa.select(sa.func.unnest(sa.bindparam("agents", type_=sa.ARRAY(sa.Uuid)))),
-            sa.select(m.agent_id).where(m.tenant_id == _TENANT, m.queue_id == _among("queues")),
-            sa.select(q.default_agent_id).where(q.tenant_id == _TENANT, q.queue_id == _among("queues")),
+            sa.select(listed("agents", sa.Uuid())),
+            sa.select(m.agent_id).where(m.tenant_id == _TENANT, m.queue_id == one_of("queues", sa.Uuid())),
+            sa.select(q.default_agent_id).where(q.tenant_id == _TENANT, q.queue_id == one_of("queues", sa.Uuid())),
         )
         query = query.where(a.agent_id.in_(wanted))
     return Statement(query)
@@ -489,15 +485,15 @@ def _lines(turning: bool, weighted: bool, skipping: bool) -> tuple[Statement, St
     return (
         Statement(
             sa.select(m.queue_id, line)
-            .where(m.tenant_id == _TENANT, m.queue_id == _among("queues"), *in_line)
+            .where(m.tenant_id == _TENANT, m.queue_id == one_of("queues", sa.Uuid()), *in_line)
             .group_by(m.queue_id)
         ),
         Statement(
             sa.select(o.queue_id, o.owed_id, o.agent_id, o.kind)
-            .where(o.tenant_id == _TENANT, o.queue_id == _among("queues"))
+            .where(o.tenant_id == _TENANT, o.queue_id == one_of("queues", sa.Uuid()))
             .order_by(o.kind, o.seq)  # give_next before owed, each oldest first
         ),
-        Statement(sa.select(*wide).where(q.tenant_id == _TENANT, q.queue_id == _among("queues"))),
+        Statement(sa.select(*wide).where(q.tenant_id == _TENANT, q.queue_id == one_of("queues", sa.Uuid()))),
     )
 
 

@@ -40,9 +40,9 @@ def autovacuum(rig: Rig) -> None:
     engine.dispose()
 
 
-def came(rig: Rig) -> None:
+def came(rig: Rig, count: int = PART) -> None:
     """A part of the burst is stored, each lead by a delivery of its own."""
-    for ref in rig.sandbox.create_leads(PART):
+    for ref in rig.sandbox.create_leads(count):
         lead = Lead(ref=str(ref), emails=(f"lead{ref}@example.com",))
         event = Event(EventKind.LEAD_CREATED, str(ref), ref=str(ref), lead=lead)
         store_delivery(rig.runtime, rig.tenant, [event], hook_id=None, body=b"x", flag_version=0, headers={})
@@ -98,3 +98,29 @@ def test_the_worker_has_tables_counted_that_nobody_knows_anything_of_and_each_bu
     with at_rest(rig.runtime.engine) as conn:
         assert count_rows(conn) == 0
     assert tuple(rig.rows(sa.text(counted))[0]) == (8, 1)
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["uncounted", "counted"])
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_plan_once_made_is_kept_whatever_comes(make_rig: Callable[..., Rig], size: int, counted: bool) -> None:
+    """Planning takes longer than carrying out; what is asked for one lead would be planned anew for each."""
+    planned = "SELECT statement, custom_plans FROM pg_prepared_statements"
+    rig = make_rig("bottlecrm", worker=False)
+    rig.sandbox.webhook_faults(drop=1.0)
+    decider, sender = Decider(rig.runtime, lambda *_: None, lambda: 0), Sender(rig.runtime)
+
+    def go(times: int, leads: int) -> dict[str, int]:
+        for _ in range(times):
+            came(rig, leads)
+            assert decider.run(rig.tenant.tenant_id) == leads
+            while sender.run(rig.tenant.tenant_id, ["owner"]) or sender.run(rig.tenant.tenant_id, ["note"]):
+                pass
+        return {row.statement: row.custom_plans for row in rig.rows(sa.text(planned))}
+
+    go(30, 1)
+    if counted:
+        autovacuum(rig)
+    before = go(50, size)  # until plans that were made for once when the tables were small weigh nothing any more
+    after = go(10, size)
+    assert len(after) > 30
+    assert {text: count - before[text] for text, count in after.items() if count > before.get(text, 5)} == {}
