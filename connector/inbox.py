@@ -181,7 +181,7 @@ def end_events(
 
 _GIVEN = (
     sa.func.unnest(
-        sa.select(sa.bindparam("event_ids", type_=sa.ARRAY(sa.Uuid))).scalar_subquery(),  # see `listed`
+        sa.bindparam("event_ids", type_=sa.ARRAY(sa.Uuid)),
         sa.bindparam("lead_ids", type_=sa.ARRAY(sa.Uuid)),
         sa.bindparam("reasons", type_=sa.ARRAY(sa.Text)),
     )

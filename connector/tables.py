@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from routing import tables_shadow  # noqa: F401 - its tables are part of the one schema
-from routing.tables import _ref, _tenant, _time, metadata
+from routing.tables import Word, _ref, _tenant, _time, metadata
 
 hooks = sa.Table(
     "hooks",
@@ -90,7 +90,7 @@ events = sa.Table(
     sa.Column("lead_id", sa.Uuid),
     sa.Column("payload", JSONB(none_as_null=True)),
     sa.Column("flag_version", sa.Integer, nullable=False),
-    sa.Column("state", sa.Text, nullable=False, server_default=sa.text("'waiting'")),
+    sa.Column("state", Word, nullable=False, server_default=sa.text("'waiting'")),
     sa.Column("reason", sa.Text),
     sa.Column("attempt", sa.Integer, nullable=False, server_default=sa.text("0")),
     sa.Column("claims", sa.Integer, nullable=False, server_default=sa.text("0")),

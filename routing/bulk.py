@@ -23,9 +23,8 @@ Rows = Sequence[Mapping[str, Any]]
 
 def _arrays(table: sa.Table, names: Sequence[str]) -> str:
     """The FROM item that gives the columns `names` of `table` from a parameter for each."""
-    first, *others = (f"CAST(:{name} AS {table.c[name].type.compile(_DIALECT)}[])" for name in names)
-    # The first as what a SELECT gives: see `routing.flight.listed`.
-    return f"unnest({', '.join([f'(SELECT {first})', *others])}) AS given({', '.join(names)})"
+    arrays = (f"CAST(:{name} AS {table.c[name].type.compile(_DIALECT)}[])" for name in names)
+    return f"unnest({', '.join(arrays)}) AS given({', '.join(names)})"
 
 
 @lru_cache(maxsize=64)

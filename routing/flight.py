@@ -65,7 +65,8 @@ class Statement:
             if found[0] == "%%":
                 return "%"
             if found[2]:
-                return ", ".join(map(literal, values[found[2]]))
+                value = values[found[2]]
+                return literal(value) if isinstance(value, str) else ", ".join(map(literal, value))
             name = found[1]
             if not binds[name].required:
                 return literal(values[name])
@@ -176,22 +177,13 @@ def exactly(done: Any) -> sa.Select[Any]:
 
 
 def listed(name: str, kind: sa.types.TypeEngine[Any]) -> sa.Function[Any]:
-    """The elements of the array that is given as `name`, however many: the statement is planned once for all lengths.
-
-    Where the planner sees the array itself, its plan for the one element of a lone lead always promises to cost less
-    than the plan that it keeps, and so it makes a new one each time: up to 0.2 ms. What a SELECT gives it cannot see.
-    Source: https://www.postgresql.org/docs/current/sql-prepare.html, on custom and generic plans.
-    """
-    return sa.func.unnest(_unseen(name, kind))
+    """The elements of the array that is given as `name`."""
+    return sa.func.unnest(sa.bindparam(name, type_=sa.ARRAY(kind)))
 
 
 def one_of(name: str, kind: sa.types.TypeEngine[Any]) -> Any:
-    """What equals an element of the array that is given as `name`; planned once as well, for the same reason."""
-    return sa.any_(sa.cast(_unseen(name, kind), sa.ARRAY(kind)))
-
-
-def _unseen(name: str, kind: sa.types.TypeEngine[Any]) -> Any:
-    return sa.select(sa.bindparam(name, type_=sa.ARRAY(kind))).scalar_subquery()
+    """What equals an element of the array that is given as `name`."""
+    return sa.any_(sa.bindparam(name, type_=sa.ARRAY(kind)))
 
 
 BEGIN, COMMIT = Statement(sa.text("BEGIN"))(), Statement(sa.text("COMMIT"))()

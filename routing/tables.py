@@ -33,6 +33,29 @@ class Whole(sa.types.TypeDecorator[int]):
         return None if value is None else int(value)
 
 
+class Word(sa.Text):
+    """One of few words, of which an index may hold some alone; the words it is compared with stand in the statement.
+
+    As a parameter the word would be unknown where a statement is planned, and no such index could serve it.
+    """
+
+    class comparator_factory(sa.Text.Comparator[str]):
+        """Comparisons as text has them."""
+
+        def operate(self, op: Any, *other: Any, **named: Any) -> Any:
+            """As SQLAlchemy's, with words as part of the statement."""
+            return super().operate(op, *map(_spoken, other), **named)
+
+
+def _spoken(other: Any) -> Any:
+    if isinstance(other, str):
+        return sa.literal(other, sa.Text(), literal_execute=True)
+    if isinstance(other, (list, tuple, set, frozenset)):
+        words = sorted(map(str, other))
+        return sa.bindparam("words", words, type_=sa.Text(), expanding=True, literal_execute=True, unique=True)
+    return other
+
+
 def _tenant() -> sa.Column[Any]:
     return sa.Column("tenant_id", sa.Uuid, nullable=False)
 
@@ -161,7 +184,7 @@ lead_roles = sa.Table(
     _tenant(),
     sa.Column("lead_id", sa.Uuid, nullable=False),
     sa.Column("role", sa.Text, nullable=False),
-    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("state", Word, nullable=False),
     sa.Column("reason", sa.Text),
     sa.Column("agent_id", sa.Uuid),
     sa.Column("queue_id", sa.Uuid),
@@ -328,7 +351,7 @@ assignments = sa.Table(
     sa.Column("queue_id", sa.Uuid),
     sa.Column("turn", sa.BigInteger),
     sa.Column("epoch", sa.Integer, nullable=False),
-    sa.Column("state", sa.Text, nullable=False, server_default=sa.text("'active'")),
+    sa.Column("state", Word, nullable=False, server_default=sa.text("'active'")),
     _time("assigned_at"),
     _time("confirmed_at", nullable=True),
     _time("ended_at", nullable=True),
@@ -367,7 +390,7 @@ ledger = sa.Table(
     _tenant(),
     sa.Column("queue_id", sa.Uuid, nullable=False),
     sa.Column("seq", sa.BigInteger, nullable=False),
-    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("kind", Word, nullable=False),
     _time("at"),
     sa.Column("actor", sa.Text, nullable=False),
     sa.Column("reason", sa.Text),
@@ -404,7 +427,7 @@ outbox = sa.Table(
     sa.Column("decision_id", sa.Uuid, nullable=False),
     sa.Column("agent_id", sa.Uuid, nullable=False),
     sa.Column("expects_agent_id", sa.Uuid),
-    sa.Column("state", sa.Text, nullable=False, server_default=sa.text("'open'")),
+    sa.Column("state", Word, nullable=False, server_default=sa.text("'open'")),
     sa.Column("reason", sa.Text),
     # Whether a write may have reached the CRM: decides if a turn can be given back, and that a repeat reads first.
     sa.Column("sent", sa.Boolean, nullable=False, server_default=sa.text("false")),
@@ -439,7 +462,7 @@ returns = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
     # What the agent wrote. It may be about a person: never logged, and emptied when raw deliveries are dropped.
     sa.Column("words", sa.Text),
-    sa.Column("state", sa.Text, nullable=False, server_default=sa.text("'asked'")),
+    sa.Column("state", Word, nullable=False, server_default=sa.text("'asked'")),
     sa.Column("outcome", sa.Text),
     _time("asked_at"),
     sa.Column("asked_by", sa.Text, nullable=False),

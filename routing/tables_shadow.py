@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from routing.tables import _tenant, _time, metadata
+from routing.tables import Word, _tenant, _time, metadata
 
 # Never changed once written, so that the stamp of an older event can be resolved.
 flag_versions = sa.Table(
@@ -50,7 +50,7 @@ shadow_records = sa.Table(
     sa.Column("role", sa.Text, nullable=False),
     sa.Column("seq", sa.Integer, nullable=False),
     _time("decided_at"),
-    sa.Column("verdict", sa.Text, nullable=False),
+    sa.Column("verdict", Word, nullable=False),
     sa.Column("why", sa.Text),
     sa.Column("outcome", sa.Text),
     sa.Column("reason", sa.Text),
