@@ -136,7 +136,10 @@ def lives(number: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 
 
 def free(table: sa.FromClause, living: Sequence[str] | sa.ColumnElement[Any] | None) -> sa.ColumnElement[bool]:
-    """Whether nobody has a row of `table`: not leased, the lease ran out, or who leased it is none of `living`."""
+    """Whether nobody has a row of `table`: not leased, the lease ran out, or who leased it is none of `living`.
+
+    Those are given as they are, or as what :func:`routing.flight.one_of` makes of a parameter.
+    """
     c = table.c
     over = sa.or_(c.leased_until.is_(None), c.leased_until < sa.func.clock_timestamp())
     if living is None:

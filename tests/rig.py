@@ -318,8 +318,14 @@ class Rig:
             return conn.execute(sa.text(text), {"t": self.tenant.tenant_id, **values}).rowcount
 
     def due_now(self) -> None:
-        """As if the pauses of the CRM and of every row that waits were over."""
-        self.sql("UPDATE breakers SET open_at = clock_timestamp() WHERE tenant_id = :t")
+        """As if the pauses of the CRM and of every row that waits were over; but whoever tries the CRM stays the one.
+
+        Another who became it meanwhile might be a reader, and the pause of a write be left to the next write.
+        """
+        self.sql(
+            "UPDATE breakers SET open_at = clock_timestamp() "
+            "WHERE tenant_id = :t AND coalesce(reason, '') NOT LIKE 'probe %'"
+        )
         for table, state in (("events", "waiting"), ("outbox", "open")):
             self.sql(
                 f"UPDATE {table} SET due_at = clock_timestamp() "
