@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.rig import Rig, http_send, until
 
 SOURCE = Path(__file__).resolve().parents[1]
@@ -29,9 +29,7 @@ class Serving:
     def __init__(
         self, rig: Rig, *, worker: bool, source: Path = SOURCE, extra: Mapping[str, str] | None = None
     ) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         settings = rig.runtime.settings
         self.base = f"http://127.0.0.1:{port}"
         environment = {

@@ -45,6 +45,7 @@ from connector.sandbox import Sandbox, bottlecrm
 from connector.settings import Settings
 from tests import homes
 from tests.bench import cpu, long_past
+from tests.ports import free_port
 from tests.rig import ABC, Rig
 
 CLI = ("-c", "from connector.cli import main; main()")
@@ -143,13 +144,6 @@ def process(*arguments: str, environment: dict[str, str] | None = None) -> Itera
                 running.wait(25)
             except subprocess.TimeoutExpired:
                 os.killpg(running.pid, signal.SIGKILL)
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def await_port(port: int) -> None:

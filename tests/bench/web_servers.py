@@ -29,6 +29,7 @@ from connector.app import create_app
 from connector.process import open_runtime
 from connector.settings import Settings, from_environment
 from tests import homes
+from tests.ports import free_port
 
 CLIENTS, SECONDS, ROUNDS = 16, 3.0, 3
 SERVERS = {
@@ -107,9 +108,7 @@ def main() -> None:
                     module = how[1] if isinstance(how, list) else how.split()[1].split(".")[0]
                     if importlib.util.find_spec(module) is None:
                         continue
-                    with socket.socket() as probe:
-                        probe.bind(("127.0.0.1", 0))
-                        port = probe.getsockname()[1]
+                    port = free_port()
                     code = f"from tests.bench.web_servers import application; app = application(); PORT = {port}; {how}"
                     arguments = [a.format(port=port) for a in how] if isinstance(how, list) else ["-c", code]
                     with subprocess.Popen(

@@ -5,6 +5,7 @@ A plan is kept with its connection: one that was right for empty or small tables
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,22 @@ def test_the_worker_has_tables_counted_that_nobody_knows_anything_of_and_each_bu
     with at_rest(rig.runtime.engine) as conn:
         assert count_rows(conn) == 0
     assert rig.one(counted)
+
+
+def test_a_table_that_somebody_holds_is_counted_later_and_nobody_waits_for_it(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig("generic", worker=False)
+    burst = Burst(rig)
+    for _ in range(4):
+        burst.decide()
+    owner = make_engine(rig.runtime.settings.migrate_url or "", pool_size=1)
+    with owner.connect() as holding, at_rest(rig.runtime.engine) as conn:
+        holding.execute(sa.text("LOCK TABLE leads"))
+        began = time.monotonic()
+        assert count_rows(conn) == 0
+        assert time.monotonic() - began < 1.0  # the session's own patience is twice that
+        holding.rollback()
+        assert count_rows(conn) > 5
+    owner.dispose()
 
 
 def test_a_plan_once_made_is_kept_whatever_comes(make_rig: Callable[..., Rig]) -> None:

@@ -34,6 +34,7 @@ from connector.sandbox.remote import Remote
 from connector.settings import Settings
 from tests.kill import guard
 from tests.kill.guard import MARK
+from tests.ports import free_port
 
 WEB, WORKERS = "web", ("worker_1", "worker_2")
 # A command that cannot reach the database ends and is started again; after an outage that is no death of its own.
@@ -52,13 +53,6 @@ def children_of(pid: int) -> list[int]:
             if int(fields[1]) == pid:
                 found.append(int(stat.parent.name))
     return found
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ import requests
 from sqlalchemy import make_url
 
 from connector.embedded import EmbeddedPostgres
+from tests.ports import free_port
 
 VERSION = "1.35.0"
 # kombu's Redis transport imports `packaging`, which nothing of the CRM declares.
@@ -128,13 +128,6 @@ def missing() -> list[str]:
 def _debian_complete() -> bool:
     libraries = ("pango-1.0", "pangoft2-1.0")
     return bool(shutil.which("redis-server")) and all(ctypes.util.find_library(name) for name in libraries)
-
-
-def free_port() -> int:
-    """A TCP port of the loopback address that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _cache() -> Path:

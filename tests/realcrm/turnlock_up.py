@@ -18,7 +18,8 @@ from click.testing import CliRunner
 from cryptography.fernet import Fernet
 
 from connector.cli import cli
-from tests.realcrm.bottlecrm_up import free_port, tied
+from tests.ports import free_port
+from tests.realcrm.bottlecrm_up import tied
 
 
 class Turnlock:
