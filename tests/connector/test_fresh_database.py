@@ -81,6 +81,15 @@ class Burst:
             count_rows(conn)
 
 
+def begun(make_rig: Callable[..., Rig], account: str) -> tuple[Rig, Burst]:
+    """A rig whose account is the first of its database, or another than one that had its day."""
+    rig = make_rig("generic", worker=False)
+    burst = Burst(rig)
+    if account == "another":
+        burst.of_an_earlier_account()
+    return rig, burst
+
+
 @pytest.mark.parametrize(
     ("account", "counted_after"),
     [("the first", None), ("the first", 0), ("the first", 2), ("the first", 5), ("another", None), ("another", 2)],
@@ -89,10 +98,7 @@ def test_what_deciding_costs_does_not_grow_with_what_came_before(
     make_rig: Callable[..., Rig], account: str, counted_after: int | None
 ) -> None:
     """Nor for an account that is new beside one that had its day: PostgreSQL takes it for one without rows."""
-    rig = make_rig("generic", worker=False)
-    burst = Burst(rig)
-    if account == "another":
-        burst.of_an_earlier_account()
+    rig, burst = begun(make_rig, account)
     costs = []
     for part in range(20):
         before = rows_read(rig)
@@ -110,10 +116,7 @@ def test_what_deciding_costs_does_not_grow_with_what_came_before(
 def test_what_writing_back_costs_does_not_grow_once_the_worker_has_looked(
     make_rig: Callable[..., Rig], account: str
 ) -> None:
-    rig = make_rig("generic", worker=False)
-    burst = Burst(rig)
-    if account == "another":
-        burst.of_an_earlier_account()
+    rig, burst = begun(make_rig, account)
     costs = []
     for _ in range(7):
         burst.decide()
